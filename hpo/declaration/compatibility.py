@@ -15,6 +15,7 @@ from hpo.search.promotion.base import PromotionStrategy
 from hpo.search.samplers.registry import WARM
 from hpo.search.strategies.base import BRINGS, Strategy, make_strategy
 from hpo.space.trial_config import TrialShape
+from hpo.text import counted
 
 Spec = Mapping[str, Any]
 
@@ -74,10 +75,12 @@ def generations(
     epochs = study.shape.epochs
     rounds = math.ceil(epochs / strategy.interval) if epochs < math.inf else 1
     if budget.trials is not None and budget.trials < rounds * size:
+        why = f"{counted(rounds, 'generation')}, since a trial is one member's {strategy.interval} of {epochs} epochs"
+        if epochs == math.inf:
+            why = "1 generation, since the study does not declare how many epochs a trial has (num_epochs)"
         raise UserError(
-            f"--trials {budget.trials}: {name} needs --trials {rounds * size}, {size} members in {rounds} generations, "
-            f"since a trial is one member's {strategy.interval} of {epochs} epochs: give that many, or declare another "
-            "population or interval of the strategy."
+            f"--trials {budget.trials}: {name} needs --trials {rounds * size}, {size} members in {why}: give that "
+            "many, or declare another population or interval of the strategy."
         )
     last = epochs - (rounds - 1) * strategy.interval  # of each member; the trial asked for last may exceed the budget
     if budget.epochs is not None and epochs < math.inf and budget.epochs <= size * epochs - last:

@@ -25,6 +25,7 @@ from trainer.runtime.quiet import quiet_torchao
 
 CARRIED = "HPO_CARRIED"  # "<directory of the declaration>:<its copy here>", where an executor has carried the code
 _PACKAGE = "studies"  # by string: hpo never imports a study statically
+_ENDINGS = (".py", ".yaml", ".yml")
 _PLATFORM = ("hpo", "trainer")  # have versions and hashes of their own
 _REFERENCE = re.compile(r"(?P<where>.+?)(?::(?P<attribute>[A-Za-z_]\w*))?", re.DOTALL)
 
@@ -134,14 +135,22 @@ def _part(directory: Path, module: str) -> list[tuple[str, Path]]:
     return [(label, place) for place in places if place.is_file() or (place / "__init__.py").is_file()][:1]
 
 
+def _files() -> list[str]:
+    """What may be a study in the working directory."""
+    return sorted(file for file in os.listdir() if file.endswith(_ENDINGS))
+
+
 def _load_shipped(name: str) -> ModuleType:
     if name not in (known := shipped()):
-        if name and os.path.isfile(f"{name}.py"):
-            raise StudyError(f"unknown study {name!r}: the file {name}.py is meant by its whole name.")
-        is_path = "/" in name or "\\" in name
-        hint = " (a file's name ends in .py)" if is_path else ""
+        if file := next((f"{name}{end}" for end in _ENDINGS if name and os.path.isfile(f"{name}{end}")), None):
+            raise StudyError(f"unknown study {name!r}: the file {file} is meant by its whole name.")
         shown = f"there are {', '.join(known)}" if known else "none is installed"
-        raise StudyError(f"unknown study {name!r}{hint}: {shown}{near(name, known) or '.'}")
+        like = (
+            near(name, known)
+            or near(f"{name}.py", _files())
+            or "; a file is meant by its whole name, FILE.py or FILE.yaml."
+        )
+        raise StudyError(f"unknown study {name!r}: {shown}{like}")
     module = f"{_PACKAGE}.{name}"
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None

@@ -38,7 +38,9 @@ def load(reference: str) -> Study:
     study = getattr(module, attribute, None)
     if study is None:
         hint = f"it has {', '.join(studies)}{near(attribute, studies)}".rstrip(".?")
-        if not studies:
+        if studies and not stable.endswith(f":{attribute}"):
+            hint += f": give --study {reference}:{studies[0]}, or another of them"
+        elif not studies:
             hint = (
                 f"write {attribute} = Study(...), or @hpo.study(space=..., minimize=...) above a function, where an "
                 "import of the file runs it: not below `if __name__`"

@@ -74,13 +74,13 @@ class Driver:
         self._state = row["state"]
         self._time = Stopwatch(self._clock, row["seconds_used"])
         self._budget = self._options.budget.over(stored := Budget.of(dict(row)))
-        judged = self._study.objectives, self._study.constraints
+        judged, options = (self._study.objectives, self._study.constraints), self._options
         self._curves = Curves(self._id, *judged, bounded=self._resolved.bounded)
-        self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, self._options.lease_timeout)
+        self._reclaimer = Reclaimer(self._ledger, self._id, self._clock, options.lease_timeout, self._executor.codes)
         self._adopt()
         self._retention = Retention(self._ledger, self._spec.name, self._options, self._lease)
         self._options.budget.check(self._spec.name, stored, self._used)
-        values, options = self._budget.columns(), self._options
+        values = self._budget.columns()
         values |= remembered(row, options) if self.idle else continued(row, self._resolved, options)
         self._state = values.get("state", self._state)
 

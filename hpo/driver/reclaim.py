@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from hpo.clock import Clock
+from hpo.declaration.command.program import ending
 from hpo.ledger import Ledger, driver_queries, transactions
 from hpo.ledger.process_id import is_dead
 
 
 class Reclaimer:
-    """Watches the running trials of one study; time is the observer's own monotonic clock's, as far as it looked."""
+    """Watches the running trials of one study; time is the observer's own monotonic clock's, as far as it looked.
+    `codes` has how processes have ended, by host and pid, as far as this process knows."""
 
-    def __init__(self, ledger: Ledger, study_id: int, clock: Clock, timeout: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        study_id: int,
+        clock: Clock,
+        timeout: float,
+        codes: Mapping[tuple[str, int], int] = MappingProxyType({}),
+    ) -> None:
         self._ledger, self._study_id, self._clock, self._timeout = ledger, study_id, clock, timeout
+        self._codes = codes
         self._watched: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
         self._looked = clock.monotonic()
 
@@ -28,7 +41,8 @@ class Reclaimer:
             seen, since = self._watched.get(key, (None, now))
             running[key] = (token, since if seen == token else now)
             if is_dead(row["host"], row["pid"], row["pid_started"]):
-                why = f"pid {row['pid']} on {row['host']} is gone"
+                code = self._codes.get((row["host"], row["pid"]))
+                why = f"pid {row['pid']} on {row['host']} {'is gone' if code is None else ending(code)}"
             elif now - running[key][1] >= self._timeout:
                 why = f"pid {row['pid']} on {row['host']} was silent for {self._timeout:g} s"
             else:

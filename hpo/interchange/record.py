@@ -83,11 +83,14 @@ def by_key(trials: Iterable[ImportedTrial], source: str) -> dict[str, ImportedTr
     return found
 
 
-def judged_by(given: Sequence[str], directions: Sequence[str], known: Iterable[str], source: str) -> list[Objective]:
-    """The objectives that --metric and --direction name, of the metrics that `source` has. Raises UserError."""
+def judged_by(
+    given: Sequence[str], directions: Sequence[str], known: Iterable[str], source: str, others: Sequence[str] = ()
+) -> list[Objective]:
+    """The objectives that --metric and --direction name, of the metrics that `source` has, or of its `others`, which
+    may be metrics. Raises UserError."""
     metrics = sorted(known)
     if not given:
-        there = f"it has {', '.join(metrics)}" if metrics else "it has none"
+        there = f"it has {', '.join(metrics or others) or 'none'}"
         raise UserError(f"{source} does not say by which metric its trials are judged ({there}): name it by --metric.")
     if len(directions) > len(given):
         raise UserError(f"--direction is given {len(directions)} times, and --metric {len(given)}: give one for each.")

@@ -55,7 +55,7 @@ def read(
     source = tables.read(Path(file).expanduser())
     source.refuse_repeated(source.columns)
     table = _Table(source, metrics, params)
-    objectives = judged_by(table.judged, directions, table.metrics, file)
+    objectives = judged_by(table.judged, directions, table.metrics, file, table.columns)
     guessed = list(table.guessed)
     if not directions:
         guessed.append(f"{', '.join(table.judged)} is minimized (--direction maximize says otherwise)")
@@ -126,6 +126,7 @@ class _Table:
         """Each row that has ended."""
         numbers = {name: self._numbers(column) for name, column in self.metrics.items()}
         ends = [self._numbers(self.values.get(metric, self.metrics[metric])) for metric in judged]
+        said = [self._cells(self.values.get(metric, self.metrics[metric])) for metric in judged]
         params = {name: self._cells(column) for name, column in self.params.items()}
         notes = {name: self._cells(column) for name, column in self.notes.items()}
         key, state, error = (self._first(names) for names in (_KEY, _STATE, _ERROR))
@@ -137,7 +138,7 @@ class _Table:
         rows = range(self._source.table.num_rows)
         for row in sorted(rows, key=keys.__getitem__) if numbered else rows:
             values = [float(column[row]) for column in ends]
-            whole = all(map(math.isfinite, values))
+            whole = all(given[row] is not None for given in said)
             how = self._state(states[row], whole, row, state)
             if how is None:
                 continue

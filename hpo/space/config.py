@@ -292,6 +292,12 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
     first = errors[0]
     path = path_of(first["loc"])
     if first["type"] == "extra_forbidden":
+        name = str(first["loc"][-1])
+        if path.rpartition(".")[2] != name:
+            models = _models(field_type(config_type, path)) if path else [config_type]
+            known = [field for model in models for field in model.model_fields]
+            there = near(name, known) or f": there are {', '.join(known)}."
+            return f"{f'{path}: ' if path else ''}there is no {name!r}{there}"
         return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
     same = [one for one in errors if path_of(one["loc"]) == path]
     if not path:

@@ -295,6 +295,7 @@ def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
         ({"order": "async"}, "--order async: under pbt a generation begins once the last one has ended"),
         ({"window": 3}, "--window 3: under pbt"),
         ({"trials": 7}, "--trials 7: pbt needs --trials 40, 8 members in 5 generations, since a trial"),
+        ({"trials": 6}, "--trials 6: pbt needs --trials 8, 8 members in 1 generation, since the study .*num_epochs"),
         ({"epochs": 39}, "--epochs 39: pbt needs --epochs 40, 8 members of 5 epochs each, to train its population"),
         ({"sampler": "grid", "tier": 1}, "--sampler grid: it has . points, and a population of 8 needs as many"),
     ],
@@ -307,6 +308,9 @@ def test_what_contradicts_a_population_is_refused(home, tmp_path, flags, words):
         "class Config(BaseModel):\n    train: TrainConfig = TrainConfig(num_epochs=5)\n"
         "STUDY = Study('small', Config(), 'x:Y', {'train.optim.lr': Float(1e-3, 1.0)}, [Objective('x')])\n"
     )
+    if "num_epochs" in words:
+        study.write_text(study.read_text().replace("train: TrainConfig = TrainConfig(num_epochs=5)", "lr: float = 0.1"))
+        study.write_text(study.read_text().replace("'train.optim.lr'", "'lr'"))
     with pytest.raises(UserError, match=words):
         declare(RunRequest(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
 

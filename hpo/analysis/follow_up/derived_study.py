@@ -21,7 +21,7 @@ from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
-from hpo.text import command, counted
+from hpo.text import counted
 from hpo.workers.executors.placement import PlacementRequest
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class SourceStudy:
             return chosen_best([one for one in self.ranked if one["number"] in front], None)
         named = next((one for one in self.ranked if one["number"] == number), None)
         if named is None:
-            told = f"`{command(f'compare --study {self.name}')}` shows which are"
-            raise UserError(f"trial {number} of study {self.name!r} is not a complete one: {told}.")
+            there = ", ".join(str(one["number"]) for one in self.ranked[:10])
+            more = " ..." if self.ranked[10:] else ""
+            raise UserError(f"study {self.name!r} has no complete trial {number}: it has {there}{more}, best first.")
         return named
 
 

@@ -37,13 +37,15 @@ _FORMULA = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows` are flat: each holds every one of `columns`, None where the trial has no such value."""
+    """`rows` are flat: each holds every one of `columns`, None where the trial has no such value. They are the
+    first of `total` trials."""
 
     study: str
     objectives: list[dict[str, Any]]
     metrics: list[str]  # names and patterns, as the study declares them
     columns: list[str]
     rows: list[dict[str, Any]]
+    total: int
 
 
 def headline(
@@ -84,7 +86,7 @@ def compare(connection: Connection, name: str, top: int | None = None) -> Compar
     leading = [column for column in columns if not column.startswith(("params.", "metrics.", "tags."))]
     columns = leading + sorted(column for column in columns if column not in leading)
     every = [{column: row.get(column) for column in columns} for row in rows]
-    return Comparison(name, objectives, study["spec"]["metrics"], columns, every)
+    return Comparison(name, objectives, study["spec"]["metrics"], columns, every, len(trials))
 
 
 def _ordered(

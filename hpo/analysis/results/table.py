@@ -35,8 +35,11 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     params = [column for column in found.columns if column.startswith("params.")]
     tags = [column for column in found.columns if column.startswith("tags.")]
     columns = [*leading, *tags, *params, *metrics]
+    count = len(found.rows)
+    more = [f"the first {count} of {found.total} trials (--top {found.total} shows all)"] if count < found.total else []
     if every:
-        return Group(*_spaced(_table(found, titles, block) for block in _blocks(found, titles, columns, width)))
+        tables = _spaced(_table(found, titles, block) for block in _blocks(found, titles, columns, width))
+        return Group(*tables, *map(Text, more))
     always = {"number", "front", *_judged(found)}
     varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
     by_worth = [column for column in varied if column in always]
@@ -56,7 +59,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     out += [counted(len(hidden) - len(measured), "metric")] if len(hidden) > len(measured) else []
     out += [f"{counted(len(measured), 'metric')} of the machine"] if measured else []
     lines += [f"left out: {', '.join(out)} (--all shows them, --csv FILE writes them)"] if out else []
-    return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, lines))
+    return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, [*more, *lines]))
 
 
 def _judged(found: Comparison) -> list[str]:

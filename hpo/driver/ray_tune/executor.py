@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.ray_cluster import Cluster, prepare
@@ -16,6 +18,7 @@ class RayTune:
     """
 
     name = "ray-tune"
+    codes: ClassVar[Mapping[tuple[str, int], int]] = {}
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
         prepare(self.name)

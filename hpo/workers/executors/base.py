@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +27,11 @@ class Executor(Protocol):
     """Owns workers, never trials: what a dead worker held is taken back by the driver."""
 
     name: str
+
+    @property
+    def codes(self) -> Mapping[tuple[str, int], int]:
+        """Host and pid -> exit code, as subprocess has it, of the workers that are known to have ended."""
+        ...
 
     def start(self, context: WorkerContext) -> None:
         """Bring up the workers; return without waiting for them."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger
@@ -22,6 +23,7 @@ class Inline:
     ten seconds, how training is getting on."""
 
     name = "inline"
+    codes: ClassVar[Mapping[tuple[str, int], int]] = {}
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
         if resources != NOTHING_SAID:

@@ -47,6 +47,7 @@ class WorkerPool(ABC):
         self._workers: list[Any] = []
         self._leaving = False
         self._failures = 0
+        self.codes: dict[tuple[str, int], int] = {}
 
     def start(self, context: WorkerContext) -> None:
         self._context = context
@@ -58,6 +59,8 @@ class WorkerPool(ABC):
         self._fill()
         for slot, worker in enumerate(self._workers):
             if not self._leaving and (code := worker.code()) is not None:
+                if who := worker.identity:
+                    self.codes[who.host, who.pid] = code
                 self._judge(slot, worker, code)
                 self._workers[slot] = self._hire(slot)
         return False

@@ -363,7 +363,10 @@ def test_a_changed_file_is_loaded_anew_and_has_another_identity(write):
         ("raise ValueError('two\\nlines')\n", ["ValueError: two lines"]),
         ("x = 1\n", ["has no STUDY", "write STUDY = Study(...)"]),
         ("STUDY = 3\n", ["STUDY in", "is a int, not an hpo.Study"]),
-        (BODY.format(extra="", task="x:Y").replace("STUDY", "MINE"), ["has no STUDY", "it has MINE, OTHER"]),
+        (
+            BODY.format(extra="", task="x:Y").replace("STUDY", "MINE"),
+            ["has no STUDY", "it has MINE, OTHER: give --study ", ":MINE, or another"],
+        ),
         (
             BODY.format(extra="", task="x:Y").replace("Float(0, 1)", "Float(2, 1)"),
             ["my_study.py:9:", "lr: low=2 is above"],
@@ -387,7 +390,7 @@ def test_a_study_file_that_cannot_be_used_is_blamed_in_one_sentence(write, text,
         ("atft_production", ["unknown study 'atft_production'", "did you mean 'atft'?"]),  # of older scripts
         ("", ["give a name"]),
         ("nowhere/my_study.py", ["nowhere/my_study.py cannot be read: No such file"]),
-        ("some/where", ["unknown study 'some/where'", "ends in .py"]),
+        ("some/where", ["unknown study 'some/where'", "FILE.py or FILE.yaml"]),
         ("mlp:STUDDY", ["has no STUDDY", "it has STUDY"]),
     ],
 )
@@ -400,6 +403,8 @@ def test_an_unknown_reference_names_what_there_is(reference, words):
 def test_a_file_without_its_ending_is_recognised(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("waves.py").write_text("STUDY = None")
+    with pytest.raises(StudyError, match=r"unknown study 'wavse': .*did you mean 'waves\.py'\?"):
+        load("wavse")
     for name in ("waves", "./waves", str(tmp_path / "waves")):
         with pytest.raises(
             StudyError, match=rf"unknown study '{name}': the file {name}\.py is meant by its whole name"

@@ -74,6 +74,15 @@ def test_columns_that_are_named_and_those_that_are_guessed(brought, tmp_path):
     assert space["opt"] == {"type": "Choice", "options": ["sgd", "adam"]}
 
 
+def test_a_value_that_is_not_finite_is_infeasible_and_none_is_a_failure(brought, tmp_path):
+    file = written(tmp_path / "t.csv", "lr,val/loss\n0.1,inf\n0.2,0.5\n0.3,\n0.4,-inf\n")
+    found = brought("csv", file, metrics=["val/loss"])
+    assert [trial["state"] for trial in found.trials] == ["infeasible", "complete", "failed", "infeasible"]
+    assert found.trials[0]["error"] == "its values [inf] are not finite"
+    with pytest.raises(UserError, match=r"by which metric its trials are judged \(it has lr, val/loss\)"):
+        brought("csv", file, name="another")
+
+
 def test_a_time_without_a_zone_is_of_this_machine(brought, tmp_path, monkeypatch):
     """As Optuna's tables have them; one with a zone is of that zone wherever it is read."""
     monkeypatch.setenv("TZ", "Asia/Tokyo")

@@ -382,7 +382,7 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
         in hpo("ablate", "--study", "several", home=home, code=2).stderr
     )
     unknown = hpo("ablate", "--study", "several", "--trial", "99", home=home, code=2).stderr
-    assert "trial 99 of study 'several' is not a complete one: `hpo compare --study several" in unknown
+    assert "study 'several' has no complete trial 99: it has " in unknown
     shown = hpo("ablate", "--study", "several", "--trial", str(by_loss), "--json", *flags, home=home)
     loss, accuracy = json.loads(shown.stdout)
     x, y = rows[by_loss]["params"]["x"], rows[by_loss]["params"]["y"]

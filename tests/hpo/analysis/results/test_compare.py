@@ -186,6 +186,16 @@ def test_a_metric_that_the_study_declares_by_name_is_among_the_first(tmp_path):
     assert "val/metric_9" in one and "val/metric_5" not in one
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_it_says_of_how_many_trials_the_first_are_shown(ledger, every):
+    for number in range(12):
+        put_trial(ledger, number, "complete", (0.5,))
+    for top, there in ((10, True), (12, False)):
+        text = io.StringIO()
+        Console(file=text, width=10_000).print(comparison(table(ledger, top), None, every=every))
+        assert ("the first 10 of 12 trials (--top 12 shows all)" in text.getvalue()) is there
+
+
 @pytest.mark.parametrize("width", [80, None])
 def test_all_leaves_out_nothing_and_still_fits(ledger, width):
     given = put_wide(ledger)

@@ -91,6 +91,7 @@ def test_a_space_that_cannot_be_searched_is_refused(tmp_path, space, said):
 
 BAD_KEYS = [
     ({"comand": "x"}, "did you mean 'command'?"),
+    ({"exit_codes": {"infeasable": [3]}}, "exit_codes: there is no 'infeasable'; did you mean 'infeasible'?"),
     ({"colour": "x"}, "there is no key 'colour': there are command, space, name"),
     ({"command": None}, "command"),
     ({"command": ""}, "command is empty"),

@@ -51,7 +51,8 @@ def test_a_configuration_that_kills_its_process_fails_only_its_trial(home):
     assert found["state"] == "complete"
     assert {state: count for state, count in found["trials"].items() if count} == {"complete": 4, "failed": 1}
     trial = json.loads(read(home, "show", "0", "--json"))
-    assert trial["error"].startswith("its worker was lost 6 times; last: pid ")
+    how = r"ended by SIGKILL \(killed from outside, as for want of memory\)"
+    assert re.fullmatch(rf"its worker was lost 6 times; last: pid \d+ on \S+ {how}", trial["error"])
     assert [attempt["outcome"] for attempt in trial["attempts"]] == ["lost"] * 6
     verified(home)
 
