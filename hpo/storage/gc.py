@@ -17,7 +17,7 @@ from typing import Any
 
 from hpo.clock import SystemClock
 from hpo.declaration.study import RESUME_FROM
-from hpo.ledger import Ledger, file_queries, leases, queries, transactions
+from hpo.ledger import Ledger, file_queries, leases, queries, removal, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
@@ -145,10 +145,12 @@ def _started_from(connection: Connection, home: Home, study: RowMapping, kept: R
     """The numbers of trials from whose checkpoints others are to start."""
     sources = {f"{row['number']}/{row['path']}": row["number"] for row in kept}
     needed = {sources[one] for one in file_queries.needed(connection, study["id"], list(sources))}
-    specs = file_queries.specs(connection)
-    named = {Path(place) for spec in specs if (place := spec.get("overrides", {}).get(RESUME_FROM))}
+    # A home may be reached by several names: a directory is known by the one that has no link in it.
+    named = {Path(place).resolve() for place in removal.begun_from(connection, None, RESUME_FROM)}
     return needed | {
-        row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
+        row["number"]
+        for row in kept
+        if named and (home.checkpoints(study["name"], row["number"]) / row["path"]).resolve() in named
     }
 
 

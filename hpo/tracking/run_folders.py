@@ -71,10 +71,10 @@ class FolderTracker(ABC):
     def send(self, run_id: str, batch: Batch) -> None:
         folder = self._folder(run_id)
         before = self._record_in(folder)
-        stored = self._stored.get(run_id)
+        stored = self._stored.pop(run_id, None)  # until all of it is written: what a full disk has cut is read again
         with self._reaching():
             if stored is None:
-                stored = self._stored[run_id] = {(point.key, point.step) for point in self._read(folder)}
+                stored = {(point.key, point.step) for point in self._read(folder)}
             new = [point for point in batch.points if (point.key, point.step) not in stored]
             if new:
                 self._append(folder, new)
@@ -83,15 +83,14 @@ class FolderTracker(ABC):
             self._show(folder, before, record)
             if record != before:
                 write_text(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
-        if record["ended_at"] is not None:
-            del self._stored[run_id]
+        if record["ended_at"] is None:
+            self._stored[run_id] = stored
 
     def discard(self, run_id: str) -> None:
         if folder := self._known().get(run_id):
             with self._reaching():
                 shutil.rmtree(folder, ignore_errors=not folder.exists())
-            self._folders.clear()
-            self._stored.clear()
+            del self._folders[run_id]
 
     def remove(self, study: str, uid: str) -> None:
         for view in [*self.find(study, uid, children=True), *self.find(study, uid)]:
@@ -138,6 +137,7 @@ class FolderTracker(ABC):
         with self._reaching():
             write_text(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
         self._folders[run.uid] = folder
+        self._stored.pop(run.uid, None)
         return run.uid
 
     def _known(self) -> dict[str, Path]:

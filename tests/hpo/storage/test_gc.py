@@ -19,6 +19,7 @@ from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.ledger import leases, queries, tables
 from hpo.storage import gc
+from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
@@ -123,6 +124,24 @@ def test_what_others_start_from_and_what_is_open_stays(made):
     decided(made, restarted, verdict)
     gc.collect(made.ledger, made.home, "s")
     assert kept(made) == {0: 2, 1: 2, 2: 2, 5: 1}
+
+
+def test_what_a_study_was_declared_to_begin_from_stays(made):
+    """No override names it, and the trials' configurations do."""
+    named = next(made.home.checkpoints("s", 0).glob("step-*"))
+    other = Made(made.home, "other")
+    other.ask(train={"resume_from": str(named)})
+    gc.collect(made.ledger, made.home, "s")
+    assert kept(made) == {0: 2, 1: 2}
+
+
+def test_what_is_begun_from_stays_by_whatever_name_of_the_home(made, tmp_path):
+    named = next(made.home.checkpoints("s", 0).glob("step-*"))
+    Made(made.home, "other").ask(train={"resume_from": str(named)})
+    link = tmp_path / "link"
+    link.symlink_to(made.home.root)
+    gc.collect(made.ledger, Home.at(link), "s")
+    assert kept(made) == {0: 2, 1: 2}
 
 
 def decided(made: Made, taken, verdict: Verdict) -> None:
