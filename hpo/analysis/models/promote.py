@@ -134,7 +134,7 @@ def _chosen(
     if shown["state"] != "complete":
         raise UserError(
             f"trial {number} of study {study!r} is {shown['state']}, and only complete trials are promoted: "
-            f"`{command('compare')}` shows which are."
+            f"`{command(f'compare --study {study}')}` shows which are."
         )
     kept = trained(connection, home, study, number)
     if kept is None:
