@@ -63,10 +63,10 @@ class FolderTracker(ABC):
         return
 
     def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
-        with self._reaching():
-            records = [self._record_in(path.parent) for path in sorted(self._root.glob(f"**/{RECORD}"))]
-        found = [one for one in records if (one["uid"].startswith(f"{uid}/") if children else one["uid"] == uid)]
-        return [self._view(one) for one in found]
+        there = self._records().values()
+        return [
+            self._view(one) for one in there if (one["uid"].startswith(f"{uid}/") if children else one["uid"] == uid)
+        ]
 
     def send(self, run_id: str, batch: Batch) -> None:
         folder = self._folder(run_id)
@@ -142,10 +142,14 @@ class FolderTracker(ABC):
 
     def _known(self) -> dict[str, Path]:
         if not self._folders:
-            with self._reaching():
-                paths = [path.parent for path in self._root.glob(f"**/{RECORD}")]
-            self._folders = {self._record_in(path)["uid"]: path for path in paths}
+            self._folders = {record["uid"]: folder for folder, record in self._records().items()}
         return self._folders
+
+    def _records(self) -> dict[Path, dict[str, Any]]:
+        """Folder -> the record of its run; files of that name that are none of ours are left alone."""
+        with self._reaching():
+            folders = sorted(path.parent for path in self._root.glob(f"**/{RECORD}"))
+        return {folder: record for folder in folders if (record := self._record_in(folder))}
 
     def _folder(self, run_id: str) -> Path:
         folder = self._known().get(run_id)
@@ -156,9 +160,10 @@ class FolderTracker(ABC):
     def _record_in(self, folder: Path) -> dict[str, Any]:
         try:
             with self._reaching():
-                return json.loads((folder / RECORD).read_text())
+                record = json.loads((folder / RECORD).read_text())
         except (FileNotFoundError, ValueError):
             return {}
+        return record if isinstance(record, dict) and "uid" in record else {}
 
     def _view(self, record: Mapping[str, Any]) -> RunView:
         uid, status, ended_at = record["uid"], record["status"], record["ended_at"]

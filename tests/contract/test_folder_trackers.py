@@ -15,7 +15,7 @@ from rounds import rounds
 from hpo.errors import UserError
 from hpo.tracking import trackers
 from hpo.tracking.base import Batch, Point, Refused, Run, Unreachable
-from hpo.tracking.run_folders import FolderTracker
+from hpo.tracking.run_folders import RECORD, FolderTracker
 from hpo.tracking.tensorboard import FILE
 from hpo.tracking.wandb_offline import POINTS, RUNS, run_id
 
@@ -145,6 +145,18 @@ def test_a_study_is_removed_without_reading_all_of_it_for_each_trial(uri, monkey
         of.remove("s", STUDY.uid)
         assert len(read) < 4 * 41, "a few looks at all of it, however many trials"
         assert of.find("s", STUDY.uid, children=True) == [] == of.find("s", STUDY.uid)
+
+
+def test_files_of_that_name_that_are_of_others_are_left_alone(uri, tmp_path):
+    theirs = {"sub": '{"search": [1, 2]}', "list": "[1]", "cut": '{"uid": "u'}
+    for name, text in theirs.items():
+        (tmp_path / "shown" / name).mkdir(parents=True)
+        (tmp_path / "shown" / name / RECORD).write_text(text)
+    parent = opened(uri).open_study("s", STUDY)
+    child = opened(uri).open_trial(parent, trial(0))
+    assert [view.run_id for view in opened(uri).find("s", STUDY.uid, children=True)] == [child]
+    opened(uri).remove("s", STUDY.uid)
+    assert {path.parent.name: path.read_text() for path in tmp_path.rglob(RECORD)} == theirs
 
 
 def test_another_study_of_that_name_has_its_own_folder(uri):
