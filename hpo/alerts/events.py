@@ -16,7 +16,7 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage.home import Home
-from hpo.text import megabytes, spelled
+from hpo.text import command, megabytes, spelled
 
 _MOST = 1000  # characters of an error that are sent; `hpo show` has the rest
 _SPIKE, _MEMORY, _LOST, _DATA = "loss_jumped", "out_of_memory", "worker_lost", "data_worker_lost"
@@ -96,11 +96,11 @@ def end(connection: Connection, study: RowMapping, driver: RowMapping | None) ->
         return Event(f"end/{state}/{ended}", "end", f"{title}: {ended} trials have ended", text, None, values)
     if state != "open" or driver is None:
         return None
-    run = driver["fence"]
+    run, again = driver["fence"], command(f"resume --study {name}")
     if is_dead(driver["host"], driver["pid"], driver["pid_started"]):
-        why = f"The process {driver['pid']} on {driver['host']} is dead; `hpo resume` goes on."
+        why = f"The process {driver['pid']} on {driver['host']} is dead; `{again}` goes on."
         return Event(f"driver/{run}", "lost", f"the driver of study {name} was lost", why)
-    return Event(f"interrupted/{run}", "end", f"study {name} was interrupted", f"{text} `hpo resume` goes on.")
+    return Event(f"interrupted/{run}", "end", f"study {name} was interrupted", f"{text} `{again}` goes on.")
 
 
 def _note(study: str, number: int, note: RowMapping) -> Event:

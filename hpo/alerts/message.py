@@ -10,7 +10,7 @@ from typing import Any
 
 from hpo.alerts.events import Event
 from hpo.ledger.rows import RowMapping
-from hpo.text import counted
+from hpo.text import command, counted
 
 _SHOWN = 20  # events of a sum that are written out
 
@@ -53,7 +53,7 @@ def message(contents: Sequence[Mapping[str, Any]]) -> Message:
     counts = ", ".join(f"{count} {kind}" for kind, count in Counter(one["event"] for one in contents).items())
     lines = [one["title"] for one in contents[:_SHOWN]]
     more = len(contents) - len(lines)
-    lines += [f"and {more} more: `hpo status` and `hpo show` have them"] if more else []
+    lines += [f"and {more} more: `{command('compare --study ' + contents[0]['study'])}` has them"] if more else []
     summed = {
         "id": f"sum/{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:32]}",
         "event": "several",

@@ -28,6 +28,7 @@ from hpo.ledger import Ledger, alert_queries, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.storage.home import Home
+from hpo.text import from_anywhere, given
 from hpo.tracking.mirror import LEASE_TIMEOUT
 from hpo.tracking.mirror_process import Leave, Mirroring, await_end
 from trainer import redaction
@@ -137,7 +138,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--once", action="store_true", help="send what there is, then leave")
     options = parser.parse_args(argv)
     try:
-        with Home.at(options.home).keeping():
+        home = Home.at(options.home)
+        if options.storage not in (None, home.storage):
+            given("--storage", options.storage)
+        with home.keeping(), from_anywhere(str(home.root)):  # who reads an alert is elsewhere
             return _run(options, Leave(options.once))
     except HpoError as error:
         print(error, file=sys.stderr, flush=True)

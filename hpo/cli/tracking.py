@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,7 +13,7 @@ from hpo import text
 from hpo.cli import completion
 from hpo.cli.facts import print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
-from hpo.errors import UserError
+from hpo.errors import Busy, HpoError, StudyError, UserError
 
 app = typer.Typer()
 
@@ -73,22 +75,34 @@ def sync(
     """Send trackers what they missed while they were away."""
     from hpo.storage.lookup import open_ledger, study_names
     from hpo.tracking import mirror_process
+    from hpo.tracking.base import Unreachable
     from hpo.tracking.trackers import called, open_tracker, trackers_of
+    from hpo.tracking.uri import tracker_name
 
     ledger, at = open_ledger(home, storage)
-    drained = []
+    drained, failed = [], list[HpoError]()
     for name in study_names(ledger, study):
         for uri in trackers_of(ledger, name, at, tracking_uri):
-            with at.keeping():
-                tracker = open_tracker(uri, at.artifacts)
-                result = mirror_process.drain(ledger, tracker, name, at)
-            drained.append({"study": name, "tracker": tracker.name} | asdict(result))
+            tracker = tracker_name(uri)
+            try:
+                with at.keeping(), closing(open_tracker(uri, at.artifacts)) as opened:
+                    result = mirror_process.drain(ledger, opened, name, at)
+                    place = "MLflow" if opened.keeps_files else called(tracker)
+            except (Busy, Unreachable, StudyError) as error:  # the others are sent all the same
+                failed.append(error)
+                missing = mirror_process.behind(ledger, tracker, name)
+                drained.append({"study": name, "tracker": tracker, "sent": 0, "behind": missing, "why": str(error)})
+                continue
+            drained.append({"study": name, "tracker": tracker} | asdict(result))
             if as_json:
                 continue
             sent = text.tally({"batches": result.sent})
-            place = "MLflow" if tracker.keeps_files else called(tracker.name)
-            print(f"{name}: " + (mirror_process.lag(result, tracker.name) or f"{place} has everything ({sent} sent)."))
+            print(f"{name}: " + (mirror_process.lag(result, tracker) or f"{place} has everything ({sent} sent)."))
     if as_json:
         print_json(drained)
+    for error in failed[:-1]:
+        print(f"error: {error}", file=sys.stderr)
+    if failed:
+        raise failed[-1]
     if any(one["behind"] for one in drained):
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ from hpo.analysis.study_handle import StudyHandle
 from hpo.errors import UserError
 from hpo.ledger import Ledger, imports, queries, tags
 from hpo.ledger.json import plain
+from hpo.ledger.sqlite_url import url_of
 from hpo.storage.home import Home
 from hpo.text import counted
 from trainer.files.durable import write_text
@@ -43,7 +44,7 @@ def export_study(ledger: Ledger, home: Home, name: str, to: str, format: str, ca
     if format == "optuna":
         from hpo.interchange.optuna_storage import write
 
-        url = to if "://" in to else f"sqlite:///{Path(to).expanduser().absolute()}"
+        url = to if "://" in to else url_of(Path(to).expanduser().absolute())
         count = write(StudyHandle(ledger, name, home).to_optuna(), url, called or name)
         return f"{counted(count, 'trial')} written to {to} as study {called or name!r}."
     path = Path(to).expanduser()

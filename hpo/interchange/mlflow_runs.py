@@ -93,7 +93,7 @@ def _readable(uri: str, shown: str, scratch: Path) -> str:
     path = path_of(uri)
     if path is None or not path.is_file():
         raise UserError(f"{shown}: there is no file {path}: name MLflow's database.")
-    with closing(sqlite3.connect(f"file:{path.absolute()}?mode=ro", uri=True)) as source:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
         if not source.execute("SELECT 1 FROM sqlite_master WHERE name = 'experiments'").fetchone():
             raise UserError(f"{path} is a database, but not one of MLflow's: name another.")
         with closing(sqlite3.connect(scratch / "mlflow.db")) as copy:

@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.errors import UserError
 from hpo.interchange.record import ImportedStudy, ImportedTrial, Point, State
 from hpo.ledger.json import plain
+from hpo.ledger.other_database import is_of_another
 from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only
 from hpo.search.samplers.optuna_sampler import quiet_optuna
@@ -192,6 +193,8 @@ def write(study: optuna.Study, url: str, name: str) -> int:
     shown = redacted_url(url)
     with quiet_optuna():
         try:
+            if is_of_another(url, "study_directions"):
+                raise UserError(f"{shown} is the database of another program: name one of Optuna's, or a new file.")
             made = optuna.create_study(directions=study.directions, storage=url, study_name=name)
         except DuplicatedStudyError as error:
             raise UserError(f"{shown} has a study {name!r} already: name another with --name.") from error

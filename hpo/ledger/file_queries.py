@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, bindparam, func, select, update
 from hpo.ledger import statements as sql
 from hpo.ledger.queries import PAGE
 from hpo.ledger.rows import Connection, RowMapping, by_trial
-from hpo.ledger.tables import checkpoints, events, studies, trials
+from hpo.ledger.tables import checkpoints, events, trials
 from hpo.space.trial_state import TERMINAL_STATES
 
 _KEPT = (
@@ -101,11 +101,6 @@ def drop(connection: Connection, study_id: int, number: int, trial_id: int, path
     mine = (checkpoints.c.trial_id == trial_id) & checkpoints.c.path.in_(paths)
     connection.execute(update(checkpoints).where(mine).values(state="deleted", revision=revision))
     return True
-
-
-def specs(connection: Connection) -> Sequence[Mapping[str, Any]]:
-    """The declaration of every study, some of which may name a checkpoint to begin from."""
-    return connection.execute(select(studies.c.spec)).scalars().all()
 
 
 # Artifacts

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, true, update
 
 from hpo.errors import StudyError
 from hpo.ledger.process_id import Process
@@ -146,11 +146,13 @@ def mirrored(connection: Connection, study_id: int) -> dict[str, int]:
     return {row.tracker: row.runs for row in connection.execute(query.order_by(mirrors.c.tracker))}
 
 
-def begun_from(connection: Connection, study_id: int, field: str) -> dict[str, str]:
-    """Path -> the other study that begins from it, by `field` of its overrides or of a trial's configuration."""
-    others = connection.execute(select(studies.c.name, studies.c.spec).where(studies.c.id != study_id))
+def begun_from(connection: Connection, study_id: int | None, field: str) -> dict[str, str]:
+    """Path -> the study, another one than that of `study_id`, that begins from it, by `field` of its overrides or of a
+    trial's configuration."""
+    other = studies.c.id != study_id if study_id is not None else true()
+    others = connection.execute(select(studies.c.name, studies.c.spec).where(other))
     found = {str(Path(path)): name for name, spec in others if (path := spec.get("overrides", {}).get(field))}
     at = asks.c.config[tuple(field.split("."))].as_string()
     query = select(studies.c.name, at).select_from(asks.join(trials).join(studies))
-    rows = connection.execute(query.where(studies.c.id != study_id, at.is_not(None)).distinct())
+    rows = connection.execute(query.where(other, at.is_not(None)).distinct())
     return found | {str(Path(path)): name for name, path in rows}

@@ -156,6 +156,8 @@ class Ledger:
             return
         if version is None and not create:
             raise NoLedger(f"{self.shown} holds no ledger: run a study first, or name the right --home or --storage.")
+        if version is not None and not version.isdecimal():  # as those of ledgers are
+            raise StorageError(f"{self.shown} is the database of another program: name one of its own by --storage.")
         if version is not None and version > SCHEMA_VERSION:
             raise StorageError(
                 f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."

@@ -17,7 +17,7 @@ from typing import Any
 
 from hpo.clock import SystemClock
 from hpo.declaration.study import RESUME_FROM
-from hpo.ledger import Ledger, file_queries, leases, queries, transactions
+from hpo.ledger import Ledger, alert_queries, file_queries, leases, queries, removal, transactions
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.population.base import breeding
@@ -68,28 +68,31 @@ def collect(
     lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
     try:
         planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
-        return _free(ledger, home, row, lease, planned)
+        return _free(ledger, home, row, lease, planned, whole=True)
     finally:
         lease.release()
 
 
-def keep_within(ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int) -> Plan:
+def keep_within(ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, *, finish: bool) -> None:
     """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
     take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
 
-    What a kill has left undone is finished, also where nothing is to go.
+    With `finish`, what a kill has left undone is finished, also where nothing is to go. Without, nothing on the disk is
+    looked at while the rows say that all of it fits, since a driver asks this at each end of a trial.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
-    planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
-    return _free(ledger, home, row, lease, planned)
+    if finish or ledger.look(lambda connection: alert_queries.kept_bytes(connection, row["id"])) > max_bytes:
+        planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
+        _free(ledger, home, row, lease, planned, whole=finish)
 
 
-def _free(ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan) -> Plan:
-    """Mark what is to go and remove its files; what has gone, and what stays."""
+def _free(ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan, *, whole: bool) -> Plan:
+    """Mark what is to go and remove its files, and of the `whole` study what an earlier call left undone; what has
+    gone, and what stays."""
     uid = uuid.uuid4().hex
     needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
     failpoint("retention.after_row")
-    _tidy(ledger, home, row)
+    _tidy(ledger, home, row, None if whole else {one["number"] for one in planned.dropped})
     spared = [one for one in planned.dropped if one["number"] in needed]
     return Plan([one for one in planned.dropped if one["number"] not in needed], [*planned.left, *spared])
 
@@ -145,10 +148,12 @@ def _started_from(connection: Connection, home: Home, study: RowMapping, kept: R
     """The numbers of trials from whose checkpoints others are to start."""
     sources = {f"{row['number']}/{row['path']}": row["number"] for row in kept}
     needed = {sources[one] for one in file_queries.needed(connection, study["id"], list(sources))}
-    specs = file_queries.specs(connection)
-    named = {Path(place) for spec in specs if (place := spec.get("overrides", {}).get(RESUME_FROM))}
+    # A home may be reached by several names: a directory is known by the one that has no link in it.
+    named = {Path(place).resolve() for place in removal.begun_from(connection, None, RESUME_FROM)}
     return needed | {
-        row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
+        row["number"]
+        for row in kept
+        if named and (home.checkpoints(study["name"], row["number"]) / row["path"]).resolve() in named
     }
 
 
@@ -173,11 +178,13 @@ def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: 
     return needed
 
 
-def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
-    """Bring the files of all trials that have ended to what the rows say, also what an earlier call left undone."""
+def _tidy(ledger: Ledger, home: Home, study: RowMapping, numbers: set[int] | None) -> None:
+    """Bring the files of the trials of these numbers, else of all that have ended, to what the rows say."""
 
     def look(connection: Connection) -> tuple[Sequence[RowMapping], dict[int, list[str]], dict[int, str]]:
-        rows = file_queries.ended(connection, study["id"])
+        rows = [
+            row for row in file_queries.ended(connection, study["id"]) if numbers is None or row["number"] in numbers
+        ]
         paths = file_queries.kept_paths(connection, study["id"])
         return rows, paths, metrics_json.texts(connection, study, rows)
 

@@ -102,7 +102,7 @@ class Results:
         try:
             write_text(target, content)
         except OSError as error:
-            fix = f"make room or make it writable, then `{command('resume')}`"
+            fix = f"make room or make it writable, then `{command(f'resume --study {self._study}')}`"
             raise StorageError(f"{target} cannot be written ({error.strerror}): {fix}.") from error
 
     def _new(self, connection: Connection) -> dict[int, str]:

@@ -144,8 +144,8 @@ class Mirror:
             return
         numbers = sorted({*found.values()})
         print(
-            f"MLflow is ahead of the ledger, which was taken back, in {counted(len(numbers), 'trial')} "
-            f"({', '.join(map(str, numbers))}): their runs are made anew.",
+            f"{called(self._tracker.name)} is ahead of the ledger, which was taken back, in "
+            f"{counted(len(numbers), 'trial')} ({', '.join(map(str, numbers))}): their runs are made anew.",
             flush=True,
         )
         where = (self._tracker.name, study["id"], numbers)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hpo.errors import HpoError
+from hpo.ledger.other_database import is_of_another
 from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE")
+_TABLE = "latest_metrics"  # of MLflow alone
 _DAMAGED = ("database disk image is malformed", "file is not a database")  # as SQLite says it
 _PAGE = 1000
 _ALL = 2**31 - 1
@@ -92,6 +94,10 @@ class MlflowTracker:
         self._experiments: dict[str, str] = {}
         self._roots: dict[str, str] = {}  # run id -> artifact URI
         with self._speaking():
+            if self._is_database and is_of_another(uri, _TABLE):
+                raise Unreachable(
+                    f"{self.name} is another program's database: make one for MLflow, and name it by --tracking-uri."
+                )
             if scheme == "sqlite":
                 database = path_of(uri) or Path()  # `check_uri` has seen that it names one
                 if create:

@@ -87,7 +87,7 @@ class Registry:
     def find(self, name: str, tags: Mapping[str, str]) -> str | None:
         """The newest version of a model that has these tags."""
         with self._speaking():
-            found = self._client.search_model_versions(f"name = '{name}'")
+            found = self._client.search_model_versions(_of(name))
             mine = [int(one.version) for one in found if all(one.tags.get(key) == tags[key] for key in tags)]
         return str(max(mine)) if mine else None
 
@@ -128,7 +128,7 @@ class Registry:
         it was made here and no other version is left of it."""
         with self._speaking():
             if (registered := self._registered(name)) is not None:
-                there = {str(one.version) for one in self._client.search_model_versions(f"name = '{name}'")}
+                there = {str(one.version) for one in self._client.search_model_versions(_of(name))}
                 if version in there:
                     self._client.delete_model_version(name, version)
                 if not there - {version} and PROMOTED in registered.tags:
@@ -145,8 +145,14 @@ class Registry:
 
     def has_version(self, name: str, version: str) -> bool:
         with self._speaking():
-            return any(str(one.version) == version for one in self._client.search_model_versions(f"name = '{name}'"))
+            return any(str(one.version) == version for one in self._client.search_model_versions(_of(name)))
 
     def _registered(self, name: str) -> Any:
-        found = self._client.search_registered_models(f"name = '{name}'")
+        found = self._client.search_registered_models(_of(name))
         return next(iter(found), None)
+
+
+def _of(name: str) -> str:
+    """The filter that finds a registered model and its versions."""
+    quote = '"' if "'" in name else "'"
+    return f"name = {quote}{name}{quote}"

@@ -28,6 +28,7 @@ from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Un
 from hpo.tracking.mlflow_store import locked
 from hpo.tracking.projection import metric_key
 from hpo.tracking.trackers import OPTUNA
+from hpo.tracking.uri import tracker_name
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -85,7 +86,7 @@ class OptunaTracker:
     keeps_files = False
 
     def __init__(self, file: Path, searched: Callable[[str], Searched]) -> None:
-        self.name = OPTUNA + url_of(file)
+        self.name = tracker_name(OPTUNA + url_of(file))
         self._searched = searched
         with self._speaking():
             self._storage = _opened(file)

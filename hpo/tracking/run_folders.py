@@ -63,18 +63,18 @@ class FolderTracker(ABC):
         return
 
     def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
-        with self._reaching():
-            records = [self._record_in(path.parent) for path in sorted(self._root.glob(f"**/{RECORD}"))]
-        found = [one for one in records if (one["uid"].startswith(f"{uid}/") if children else one["uid"] == uid)]
-        return [self._view(one) for one in found]
+        there = self._records().values()
+        return [
+            self._view(one) for one in there if (one["uid"].startswith(f"{uid}/") if children else one["uid"] == uid)
+        ]
 
     def send(self, run_id: str, batch: Batch) -> None:
         folder = self._folder(run_id)
         before = self._record_in(folder)
-        stored = self._stored.get(run_id)
+        stored = self._stored.pop(run_id, None)  # until all of it is written: what a full disk has cut is read again
         with self._reaching():
             if stored is None:
-                stored = self._stored[run_id] = {(point.key, point.step) for point in self._read(folder)}
+                stored = {(point.key, point.step) for point in self._read(folder)}
             new = [point for point in batch.points if (point.key, point.step) not in stored]
             if new:
                 self._append(folder, new)
@@ -83,15 +83,14 @@ class FolderTracker(ABC):
             self._show(folder, before, record)
             if record != before:
                 write_text(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
-        if record["ended_at"] is not None:
-            del self._stored[run_id]
+        if record["ended_at"] is None:
+            self._stored[run_id] = stored
 
     def discard(self, run_id: str) -> None:
         if folder := self._known().get(run_id):
             with self._reaching():
                 shutil.rmtree(folder, ignore_errors=not folder.exists())
-            self._folders.clear()
-            self._stored.clear()
+            del self._folders[run_id]
 
     def remove(self, study: str, uid: str) -> None:
         for view in [*self.find(study, uid, children=True), *self.find(study, uid)]:
@@ -138,14 +137,19 @@ class FolderTracker(ABC):
         with self._reaching():
             write_text(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
         self._folders[run.uid] = folder
+        self._stored.pop(run.uid, None)
         return run.uid
 
     def _known(self) -> dict[str, Path]:
         if not self._folders:
-            with self._reaching():
-                paths = [path.parent for path in self._root.glob(f"**/{RECORD}")]
-            self._folders = {self._record_in(path)["uid"]: path for path in paths}
+            self._folders = {record["uid"]: folder for folder, record in self._records().items()}
         return self._folders
+
+    def _records(self) -> dict[Path, dict[str, Any]]:
+        """Folder -> the record of its run; files of that name that are none of ours are left alone."""
+        with self._reaching():
+            folders = sorted(path.parent for path in self._root.glob(f"**/{RECORD}"))
+        return {folder: record for folder in folders if (record := self._record_in(folder))}
 
     def _folder(self, run_id: str) -> Path:
         folder = self._known().get(run_id)
@@ -156,9 +160,10 @@ class FolderTracker(ABC):
     def _record_in(self, folder: Path) -> dict[str, Any]:
         try:
             with self._reaching():
-                return json.loads((folder / RECORD).read_text())
+                record = json.loads((folder / RECORD).read_text())
         except (FileNotFoundError, ValueError):
             return {}
+        return record if isinstance(record, dict) and "uid" in record else {}
 
     def _view(self, record: Mapping[str, Any]) -> RunView:
         uid, status, ended_at = record["uid"], record["status"], record["ended_at"]

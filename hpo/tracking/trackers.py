@@ -38,7 +38,11 @@ def settled(text: str) -> str:
     taken = next((one for one in (path, *path.parents) if one.exists()), path)
     if not taken.is_dir():
         raise UserError(f"--tracker {quoted(text)} cannot be used, {taken} is a file: name a directory.")
-    return f"{name}:{path}"
+    if tracker_name(found := f"{name}:{path}") != found:
+        raise UserError(
+            f"--tracker {name}: its path has {len(str(path))} characters, more than the ledger keeps: name another."
+        )
+    return found
 
 
 def open_tracker(uri: str, artifacts: Path, *, create: bool = True) -> Tracker:

@@ -46,9 +46,15 @@ class WandbTracker(FolderTracker):
             stream.flush()
             os.fsync(stream.fileno())
 
+    def discard(self, run_id: str) -> None:
+        if folder := self._known().get(run_id):
+            with self._reaching():
+                shutil.rmtree(place := _place(folder, run_id), ignore_errors=not place.exists())
+        super().discard(run_id)
+
     def _show(self, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """Write the run of a trial that has ended, anew where something has changed since."""
-        place = folder.parent / RUNS / f"offline-run-{run_id(now['uid'])}"
+        place = _place(folder, now["uid"])
         if now["ended_at"] is None or not now["params"] or (now == before and place.exists()):
             return
         place.parent.mkdir(exist_ok=True)
@@ -66,6 +72,11 @@ class WandbTracker(FolderTracker):
 def run_id(uid: str) -> str:
     """The id of a trial's run in W&B, the same however often it is written."""
     return hashlib.sha256(uid.encode()).hexdigest()[:16]
+
+
+def _place(folder: Path, uid: str) -> Path:
+    """Where the offline run of a trial lies, beside its folder."""
+    return folder.parent / RUNS / f"offline-run-{run_id(uid)}"
 
 
 def _written(scratch: Path, group: str, record: Mapping[str, Any], points: Sequence[Point]) -> Path:

@@ -11,10 +11,11 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.space.trial_state import OPEN_STATES, TERMINAL_STATES
 from hpo.text import command, counted
+from hpo.tracking.trackers import leases_of
 from hpo.verify.report import Report
 
 Rows = Sequence[RowMapping]
-_FREED_BY = {"driver": "resume", "mirror": "sync", "alerts": "resume"}
+_FREED_BY = {"driver": "resume", "mirror": "sync", "alerts": "resume"}  # by the first part of a lease's name
 
 
 def integrity(connection: Connection) -> list[str]:
@@ -41,7 +42,7 @@ def check(ledger: Ledger, study: RowMapping, report: Report) -> bool:
             []
             if broken
             else chain(
-                _attempts(connection, study_id, rows, alive, report),
+                _attempts(connection, study, rows, alive, report),
                 _tells(rows),
                 _complete(connection, study, rows),
                 _decisions(connection, study_id, rows),
@@ -80,9 +81,10 @@ def _ends(connection: Connection, study_id: int, rows: Rows) -> Iterator[str]:
             yield f"{at} is {row['state']}, and its end is {row['ended_at']}"
 
 
-def _attempts(connection: Connection, study_id: int, rows: Rows, alive: bool, report: Report) -> Iterator[str]:
+def _attempts(connection: Connection, study: RowMapping, rows: Rows, alive: bool, report: Report) -> Iterator[str]:
     """A terminal trial has no open attempt, an open one at most the one of its fence, held by a worker that lives."""
-    found = verify_queries.attempts_by_trial(connection, study_id)
+    found = verify_queries.attempts_by_trial(connection, study["id"])
+    again = command(f"resume --study {study['name']}")
     for trial in rows:
         at, own = f"trial {trial['number']}", found.get(trial["id"], [])
         report.counts["attempts"] += len(own)
@@ -95,19 +97,21 @@ def _attempts(connection: Connection, study_id: int, rows: Rows, alive: bool, re
             yield f"{at} is running without an attempt"
         # While a driver lives it takes such a trial back; a dead study's waits for `hpo resume`.
         if not alive and any(is_dead(row["host"], row["pid"], row["pid_started"]) for row in right):
-            yield f"{at} is running, but its worker is dead: `{command('resume')}` takes it up again"
+            yield f"{at} is running, but its worker is dead: `{again}` takes it up again"
 
 
 def _leases(connection: Connection, study: RowMapping, report: Report) -> Iterator[str]:
-    for kind, freed_by in _FREED_BY.items():
-        lease = leases.holder(connection, f"{kind}:{study['id']}")
+    for name in (f"driver:{study['id']}", *leases_of(study)):
+        lease, kind = leases.holder(connection, name), name.partition(":")[0]
         if lease is None:
             continue
         report.counts["leases"] += 1
         if is_dead(lease["host"], lease["pid"], lease["pid_started"]):
+            words = "ui --optuna" if name.endswith(":optuna") else _FREED_BY[kind]
+            freed_by = command(f"{words} --study {study['name']}")
             yield (
                 f"the {kind}'s lease is held by a dead process, pid {lease['pid']} on {lease['host']}: "
-                f"`{command(freed_by)}` frees it"
+                f"`{freed_by}` frees it"
             )
 
 

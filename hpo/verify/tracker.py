@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import closing
@@ -40,7 +41,7 @@ def _check_promotions(ledger: Ledger, tracker: MlflowTracker, study: RowMapping,
     """Each version to which a trial was promoted is there; its alias may stand for another by now."""
     for one in ledger.look(lambda connection: promotions.standing(connection, study["id"])):
         if one.tracker == tracker.name and not tracker.registry().has_version(one.name, one.version or ""):
-            undo = command(f"promote --undo --name {one.name} --study {study['name']}")
+            undo = command(f"promote --undo --name {shlex.quote(one.name)} --study {study['name']}")
             report.differences.append(
                 f"{study['name']}: trial {one.trial} is promoted to version {one.version} of model {one.name}, which "
                 f"is not in MLflow (deleted there?): `{undo}` takes that back"

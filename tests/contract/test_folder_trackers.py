@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rounds import rounds
 from hpo.errors import UserError
 from hpo.tracking import trackers
 from hpo.tracking.base import Batch, Point, Refused, Run, Unreachable
-from hpo.tracking.run_folders import FolderTracker
+from hpo.tracking.run_folders import RECORD, FolderTracker
 from hpo.tracking.tensorboard import FILE
 from hpo.tracking.wandb_offline import POINTS, RUNS, run_id
 
@@ -112,6 +113,52 @@ def test_a_file_cut_anywhere_is_gone_on_with(uri, tmp_path):
     assert stored(opened(uri)) == POINTS_SENT[:4]
 
 
+def test_a_disk_that_is_full_in_the_middle_doubles_no_point(uri):
+    """What was written whole before the disk was full is there, and the next send leaves it out."""
+    tracker = opened(uri)
+    child = tracker.open_trial(tracker.open_study("s", STUDY), trial(0))
+    many = [Point("val/loss", k, 1_700_000_002_000 + k, 0.5 * k) for k in range(400)]
+    tracker.send(child, Batch(many[:2]))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, before[1]))
+    try:
+        with pytest.raises(Unreachable, match="File too large"):
+            tracker.send(child, Batch(many))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert 2 < len(stored(opened(uri))) < 400
+    tracker.send(child, Batch(many))
+    assert sorted(stored(tracker)) == many
+
+
+def test_a_study_is_removed_without_reading_all_of_it_for_each_trial(uri, monkeypatch):
+    tracker, read = opened(uri), list[Path]()
+    record_in = FolderTracker._record_in
+    monkeypatch.setattr(
+        FolderTracker, "_record_in", lambda self, folder: read.append(folder) or record_in(self, folder)
+    )
+    parent = tracker.open_study("s", STUDY)
+    for number in range(40):
+        tracker.open_trial(parent, trial(number))
+    for of in (tracker, opened(uri)):
+        read.clear()
+        of.remove("s", STUDY.uid)
+        assert len(read) < 4 * 41, "a few looks at all of it, however many trials"
+        assert of.find("s", STUDY.uid, children=True) == [] == of.find("s", STUDY.uid)
+
+
+def test_files_of_that_name_that_are_of_others_are_left_alone(uri, tmp_path):
+    theirs = {"sub": '{"search": [1, 2]}', "list": "[1]", "cut": '{"uid": "u'}
+    for name, text in theirs.items():
+        (tmp_path / "shown" / name).mkdir(parents=True)
+        (tmp_path / "shown" / name / RECORD).write_text(text)
+    parent = opened(uri).open_study("s", STUDY)
+    child = opened(uri).open_trial(parent, trial(0))
+    assert [view.run_id for view in opened(uri).find("s", STUDY.uid, children=True)] == [child]
+    opened(uri).remove("s", STUDY.uid)
+    assert {path.parent.name: path.read_text() for path in tmp_path.rglob(RECORD)} == theirs
+
+
 def test_another_study_of_that_name_has_its_own_folder(uri):
     tracker = opened(uri)
     uids = ("a" * 32, "b" * 32)
@@ -192,6 +239,15 @@ def test_wandb_has_one_run_for_each_trial_that_has_ended(tmp_path):
     assert records["exit"].exit.exit_code == 0
 
 
+def test_wandb_uploads_nothing_of_a_trial_that_was_discarded(tmp_path):
+    tracker = opened(f"wandb:{tmp_path}")
+    child = tracker.open_trial(tracker.open_study("s", STUDY), trial(0))
+    tracker.send(child, Batch(POINTS_SENT, {"lr": "0.1"}, status="FINISHED", ended_at=9))
+    assert len([*tmp_path.glob(f"s/{RUNS}/*")]) == 1
+    opened(f"wandb:{tmp_path}").discard(child)
+    assert [*tmp_path.glob(f"s/{RUNS}/*")] == []
+
+
 # Bad input
 
 
@@ -208,6 +264,12 @@ def test_wandb_has_one_run_for_each_trial_that_has_ended(tmp_path):
 def test_what_is_no_tracker_is_one_sentence(text, why):
     with pytest.raises(UserError, match=why):
         trackers.settled(text)
+
+
+def test_a_path_that_the_ledger_would_cut_is_refused(tmp_path):
+    """By the cut one the directory would not be found again."""
+    with pytest.raises(UserError, match=r"its path has \d+ characters, more than the ledger keeps: name another"):
+        trackers.settled(f"tensorboard:{tmp_path}/{'/'.join(['d' * 60] * 4)}")
 
 
 def test_a_tracker_without_its_package_names_the_extra(monkeypatch, tmp_path):

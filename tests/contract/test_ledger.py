@@ -24,13 +24,14 @@ from typer.testing import CliRunner
 from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.declaration.budget import Budget
-from hpo.errors import Busy, HpoError, StorageError
+from hpo.errors import Busy, HpoError, StorageError, UserError
 from hpo.ledger import Ledger, claims, driver_queries, queries, removal, store, tables, tags, transactions
 from hpo.ledger.history import Curves, LedgerHistory
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process_id import Process, is_dead, start_time
 from hpo.space.objective import Objective
+from hpo.tracking.base import Unreachable
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 
@@ -569,6 +570,29 @@ def test_a_ledger_of_a_newer_release_is_refused(ledger):
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StorageError, match="newer release"):
         Ledger(ledger.url)
+
+
+def test_a_database_of_another_program_is_refused(ledger):
+    with ledger.write() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'dc11669786a5'")  # as MLflow's are
+    with pytest.raises(StorageError, match="is the database of another program: name one of its own by --storage"):
+        Ledger(ledger.url)
+
+
+def test_neither_mlflow_nor_optuna_makes_tables_beside_a_ledger(ledger, tmp_path):
+    """Each keeps its version in a table of one name, and would find the ledger's there."""
+    import optuna
+
+    from hpo.interchange.optuna_storage import write
+    from hpo.tracking.trackers import open_tracker
+
+    before = sa.inspect(ledger.engine).get_table_names()
+    for create in (True, False):
+        with pytest.raises(Unreachable, match="another program's database: make one for MLflow, and name it by"):
+            open_tracker(ledger.url, tmp_path / "artifacts", create=create)
+    with pytest.raises(UserError, match="is the database of another program: name one of Optuna's, or a new file"):
+        write(optuna.create_study(), ledger.url, "s")
+    assert sa.inspect(ledger.engine).get_table_names() == before
 
 
 def test_what_only_postgresql_refuses_is_made_the_same_on_both(ledger):

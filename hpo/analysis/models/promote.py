@@ -27,7 +27,7 @@ from hpo.text import command
 from hpo.tracking import mirror_process, projection
 from hpo.tracking.mirror import LEASE_TIMEOUT
 from hpo.tracking.mlflow import MlflowTracker
-from hpo.tracking.mlflow_registry import Registry, check_names
+from hpo.tracking.mlflow_registry import check_names
 from hpo.tracking.uri import tracking_uri_of
 from trainer.runtime.failpoint import failpoint
 
@@ -51,11 +51,12 @@ def promote(
     """
     check_names(name, alias)
     row, values, kept, points = ledger.look(lambda connection: _chosen(connection, home, study, number))
-    with _registry(ledger, home, row, tracking_uri) as (tracker, registry, run_ids):
-        run_id = run_ids.get(kept.number)
+    with _tracker(ledger, home, row, tracking_uri) as tracker:
+        registry, run_id = tracker.registry(), _run_id(tracker, row, kept.number)
         if run_id is None:
             raise HpoError(
-                f"MLflow at {tracker} has no run of trial {kept.number} of study {study!r} yet: `{command('sync')}`."
+                f"MLflow at {tracker.name} has no run of trial {kept.number} of study {study!r} yet: "
+                f"`{command('sync')}`."
             )
         version, before = registry.find(name, tags_of(row, kept)), registry.aliased(name, alias)
         told = ""
@@ -64,7 +65,7 @@ def promote(
             with registered(row, declaration, kept, points) as (model, told):
                 version = registry.register(name, run_id, model, facts(row, values, kept))
         done = Promotion(
-            kept.number, kept.step, kept.epoch, name, alias, version, before, run_id, name_of(kept), tracker, told
+            kept.number, kept.step, kept.epoch, name, alias, version, before, run_id, name_of(kept), tracker.name, told
         )
         if not dry_run:
             there = ledger.look(lambda connection: standing(connection, row["id"]))
@@ -93,13 +94,14 @@ def undo(
     An alias that somebody has set to another version meanwhile stays. Raises UserError where there is none.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, study))
-    with _registry(ledger, home, row, tracking_uri) as (tracker, registry, _):
-        wanted = {"trial": number, "name": name, "alias": alias, "tracker": tracker}
+    with _tracker(ledger, home, row, tracking_uri) as tracker:
+        registry = tracker.registry()
+        wanted = {"trial": number, "name": name, "alias": alias, "tracker": tracker.name}
         there = ledger.look(lambda connection: standing(connection, row["id"]))
         found = [one for one in there if all(value in (None, getattr(one, key)) for key, value in wanted.items())]
         if not found:
             raise UserError(
-                f"study {study!r} has no such promotion in MLflow at {tracker}: there is nothing to take back."
+                f"study {study!r} has no such promotion in MLflow at {tracker.name}: there is nothing to take back."
             )
         last = found[-1]
         if dry_run:
@@ -110,7 +112,7 @@ def undo(
             registry.point(last.name, last.alias, back)
         failpoint("promote.after_undone_alias")
         if all(one.version != last.version for one in others):
-            used = any(one.model == last.model for one in there if one is not last and one.tracker == tracker)
+            used = any(one.model == last.model for one in there if one is not last and one.tracker == tracker.name)
             registry.remove(last.name, last.version or "", last.run_id, None if used else last.model)
         _note(ledger, row["id"], last, undone=True)
     return last
@@ -132,7 +134,7 @@ def _chosen(
     if shown["state"] != "complete":
         raise UserError(
             f"trial {number} of study {study!r} is {shown['state']}, and only complete trials are promoted: "
-            f"`{command('compare')}` shows which are."
+            f"`{command(f'compare --study {study}')}` shows which are."
         )
     kept = trained(connection, home, study, number)
     if kept is None:
@@ -144,10 +146,8 @@ def _chosen(
 
 
 @contextmanager
-def _registry(
-    ledger: Ledger, home: Home, row: RowMapping, tracking_uri: str | None
-) -> Iterator[tuple[str, Registry, Mapping[int, str]]]:
-    """The tracker's name, its registry, and the runs of the study by trial; one process at a time for each study."""
+def _tracker(ledger: Ledger, home: Home, row: RowMapping, tracking_uri: str | None) -> Iterator[MlflowTracker]:
+    """MLflow, with all of the study; one process at a time for each study."""
     study = row["name"]
     uri = tracking_uri_of(ledger, study, home, tracking_uri)
     name, me = f"promote:{row['id']}", Process.current()
@@ -155,11 +155,13 @@ def _registry(
     try:
         mirror_process.send(ledger, home, study, tracking_uri)  # what is lacking is told by who misses it
         with closing(MlflowTracker(uri, home.artifacts)) as tracker:
-            views = tracker.find(study, row["uid"], children=True)
-            runs = {int(view.uid.rpartition("/")[2]): view.run_id for view in views}
-            yield tracker.name, tracker.registry(), runs
+            yield tracker
     finally:
         lease.release()
+
+
+def _run_id(tracker: MlflowTracker, row: RowMapping, number: int) -> str | None:
+    return next((view.run_id for view in tracker.find(row["name"], f"{row['uid']}/{number}")), None)
 
 
 def _note(ledger: Ledger, study_id: int, promotion: Promotion, *, undone: bool) -> None:

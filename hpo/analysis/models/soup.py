@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -199,14 +199,16 @@ def save(found: Soup, directory: Path) -> None:
 
     best, trial = found.best, found.best_alone
     check_free(directory)
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    header = {"step": trial.step, "epoch": trial.epoch, "config_hash": trial.config_hash}
+    header |= {"study": found.study, "soup": best.to_json()}
     try:
-        temporary.mkdir(parents=True)
-        (temporary / "config.json").write_text(json.dumps(trial.config, indent=2, sort_keys=True) + "\n")
-        header = {"step": trial.step, "epoch": trial.epoch, "config_hash": trial.config_hash}
-        header |= {"study": found.study, "soup": best.to_json()}
-        files.write(temporary, {"model": dict(best.weights)}, header)
-        temporary.rename(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=directory.parent) as scratch:
+            made = Path(scratch) / directory.name
+            made.mkdir()
+            (made / "config.json").write_text(json.dumps(trial.config, indent=2, sort_keys=True) + "\n")
+            files.write(made, {"model": dict(best.weights)}, header)
+            made.rename(directory)
     except OSError as error:
         raise HomeError(f"--save {directory} cannot be written ({error.strerror}): name another directory.") from error
 

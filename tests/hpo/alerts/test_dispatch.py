@@ -401,6 +401,7 @@ time.sleep(1000)
         time.sleep(0.02)
     assert names(made, server) == ["driver/1"]
     assert server.got[0].body["title"] == "the driver of study s was lost"
+    assert f"`hpo resume --study s --home {made.home.root}` goes on" in server.got[0].body["text"]
 
 
 def test_one_process_at_a_time_sends(made, hook, server):

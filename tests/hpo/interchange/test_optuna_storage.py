@@ -221,3 +221,13 @@ def test_an_export_never_overwrites_a_study(asset, home, brought, tmp_path):
     export_study(ledger, home, done.name, url, "optuna")
     with pytest.raises(UserError, match="has a study 'digits-sweep' already: name another with --name"):
         export_study(ledger, home, done.name, url, "optuna")
+
+
+def test_a_file_is_written_and_read_whatever_is_in_its_name(asset, home, brought, tmp_path):
+    """A URL of SQLAlchemy's ends a path at its first question mark."""
+    done = brought("optuna", asset("optuna-5.0.0.db.xz")).done
+    place = tmp_path / "which?" / "50%41#.db"
+    place.parent.mkdir()
+    export_study(Ledger(home.storage), home, done.name, str(place), "optuna")
+    assert place.is_file() and not (tmp_path / "which").exists()
+    assert brought("optuna", place, name="again").done.added == done.added

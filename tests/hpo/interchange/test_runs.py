@@ -32,6 +32,13 @@ def test_runs_of_an_mlflow_experiment(asset, brought, name):
     assert brought("mlflow", source, metrics=["val/loss"]).done.added == 0
 
 
+def test_a_database_of_mlflow_whatever_is_in_its_name(asset, brought, tmp_path):
+    place = tmp_path / "which?" / "50%41#.db"
+    place.parent.mkdir()
+    asset("mlflow-3.17.2.db.xz").rename(place)
+    assert brought("mlflow", place, metrics=["val/loss"]).done.added == 3
+
+
 def test_what_mlflow_does_not_have(asset, brought, home, tmp_path):
     database = asset("mlflow-3.17.2.db.xz")
     sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE x (y)").connection.close()

@@ -19,6 +19,7 @@ from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.ledger import leases, queries, tables
 from hpo.storage import gc
+from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.verify import verify
 from trainer.report import Outcome, Verdict
@@ -123,6 +124,43 @@ def test_what_others_start_from_and_what_is_open_stays(made):
     decided(made, restarted, verdict)
     gc.collect(made.ledger, made.home, "s")
     assert kept(made) == {0: 2, 1: 2, 2: 2, 5: 1}
+
+
+def test_what_a_study_was_declared_to_begin_from_stays(made):
+    """No override names it, and the trials' configurations do."""
+    named = next(made.home.checkpoints("s", 0).glob("step-*"))
+    other = Made(made.home, "other")
+    other.ask(train={"resume_from": str(named)})
+    gc.collect(made.ledger, made.home, "s")
+    assert kept(made) == {0: 2, 1: 2}
+
+
+def test_what_is_begun_from_stays_by_whatever_name_of_the_home(made, tmp_path):
+    named = next(made.home.checkpoints("s", 0).glob("step-*"))
+    Made(made.home, "other").ask(train={"resume_from": str(named)})
+    link = tmp_path / "link"
+    link.symlink_to(made.home.root)
+    gc.collect(made.ledger, Home.at(link), "s")
+    assert kept(made) == {0: 2, 1: 2}
+
+
+def test_a_driver_looks_only_at_the_files_that_go(made, monkeypatch):
+    """It asks at each end of a trial: of ten thousand, a look at all of them would take seconds each time."""
+    swept = list[str]()
+    sweep = gc.CheckpointStore.sweep
+    monkeypatch.setattr(
+        gc.CheckpointStore, "sweep", lambda self, kept: swept.append(self.directory.name) or sweep(self, kept)
+    )
+    lease = leases.acquire(made.ledger, "driver:1", "s", ME, SystemClock(), 30.0)
+    [size] = {row["size"] for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
+    for most, expected in ((10 * size, []), (9 * size, ["00004"]), (9 * size, []), (7 * size, ["00000", "00002"])):
+        swept.clear()
+        gc.keep_within(made.ledger, made.home, "s", lease, most, finish=False)
+        assert sorted(swept) == expected
+    gc.keep_within(made.ledger, made.home, "s", lease, 10 * size, finish=True)
+    assert len(swept) == 2 + made.count, "what a killed driver has left may lie with any trial"
+    assert kept(made) == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
+    lease.release()
 
 
 def decided(made: Made, taken, verdict: Verdict) -> None:

@@ -20,7 +20,9 @@ from pathlib import Path
 import pytest
 from mirrored import ME, Made, sync
 from sqlalchemy import update
+from typer.testing import CliRunner
 
+from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
 from hpo.ledger import Ledger, leases, queries, tables, transactions
@@ -548,6 +550,23 @@ def test_no_cursor_moves_before_what_was_sent_is_on_the_disk(made, tracker, monk
         result = mirror_process.drain(made.ledger, tracker, made.name, made.home, seconds=0.0)
     assert result.behind > 0 and result.why == "the disk is full"
     drained(made, tracker)
+
+
+def test_hpo_sync_sends_every_study_but_the_one_that_is_mirrored(made, home):
+    """ENVIRONMENT names a server in the homes that `mirrored` makes: the store in the home is named here."""
+    other = Made(home, "t")
+    for study in (made, other):
+        study.complete()
+    lease = leases.acquire(made.ledger, f"mirror:{made.id}", "s", ME, SystemClock(), 60.0)
+    for options in ([], ["--json"]):
+        words = ["sync", "--home", str(home.root), "--tracking-uri", home.tracking_uri, *options]
+        result = CliRunner().invoke(app, words)
+        assert (result.exit_code, result.stderr.count("study 's' already has a mirror")) == (3, 1)
+    first, second = json.loads(result.stdout)
+    assert (first["study"], second["study"]) == ("s", "t")
+    assert first["behind"] > 0 and "already has a mirror" in first["why"]
+    assert (second["behind"], second["why"]) == (0, "")
+    lease.release()
 
 
 def test_many_trials_are_one_sync(made, tracker, monkeypatch):

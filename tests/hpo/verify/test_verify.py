@@ -18,11 +18,12 @@ from rounds import rounds
 
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
-from hpo.ledger import Ledger, claims, leases, tables, transactions
+from hpo.ledger import Ledger, claims, leases, queries, tables, transactions
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
 from hpo.tracking import mirror_process
 from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.trackers import lease_of
 from hpo.verify import Report, verify
 
 pytestmark = pytest.mark.whole
@@ -312,12 +313,20 @@ def test_what_the_dead_have_left(tmp_path):
     leases.acquire(made.ledger, f"mirror:{made.id}", "s", gone, SystemClock(), 1.0)
     sync(made)  # takes the lease of the dead
     assert checked(made).differences == [
-        "s: trial 0 is running, but its worker is dead: `hpo resume` takes it up again"
+        "s: trial 0 is running, but its worker is dead: `hpo resume --study s` takes it up again"
     ]
-    lease = leases.acquire(made.ledger, f"driver:{made.id}", "s", gone, SystemClock(), 1.0)
-    [text] = [text for text in checked(made).differences if "lease" in text]
-    assert "driver's lease is held by a dead process" in text and "`hpo resume` frees it" in text
-    lease.release()
+    with made.ledger.write() as connection:
+        environment = queries.study_row(connection, "s")["environment"] | {"trackers": ["tensorboard:/shown"]}
+        connection.execute(sa.update(tables.studies).values(environment=environment))
+    for name, role, command in (
+        (f"driver:{made.id}", "driver", "hpo resume --study s"),
+        (lease_of(made.id, "tensorboard:/shown"), "mirror", "hpo sync --study s"),
+        (lease_of(made.id, "optuna+sqlite:///x"), "mirror", "hpo ui --optuna --study s"),
+    ):
+        lease = leases.acquire(made.ledger, name, "s", gone, SystemClock(), 1.0)
+        [text] = [text for text in checked(made).differences if "lease" in text]
+        assert f"{role}'s lease is held by a dead process" in text and f"`{command}` frees it" in text
+        lease.release()
     # Beside a live driver it is the driver's business.
     leases.acquire(made.ledger, f"driver:{made.id}", "s", ME, SystemClock(), 1.0)
     (made.home.checkpoints("s", 0) / "step-00000001.f1.a.tmp").mkdir(parents=True)

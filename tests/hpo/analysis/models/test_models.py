@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli.main import app
 from hpo.driver.request import RunRequest
 from hpo.driver.run import run
-from hpo.errors import UserError
+from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, queries, tables
 from hpo.storage import gc
 from hpo.storage.home import Home
@@ -102,6 +103,19 @@ def test_a_trials_own_checkpoints_are_averaged(alike, tmp_path):
     hpo.load("mlp").load_model(tmp_path / "soup")
     with pytest.raises(UserError, match="trial 0 of study 'mlp' has no checkpoint any more: what the study keeps, or"):
         emptied(alike)
+
+
+def test_a_soup_that_cannot_be_saved_leaves_nothing(alike, tmp_path):
+    with closing(Ledger(alike.storage, create=False)) as ledger:
+        found = soup.of_one_trial(ledger, alike, "mlp", 0, 9)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(HomeError, match=r"soup cannot be written .*: name another directory"):
+            soup.save(found, tmp_path / "deep" / "soup")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*(tmp_path / "deep").iterdir()] == []
 
 
 def emptied(home: Home) -> None:

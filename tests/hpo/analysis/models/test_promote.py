@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -224,12 +225,15 @@ def test_a_data_set_that_mlflow_has_instead_is_a_difference(home):
     assert all("MLflow has the data sets [('points.csv', 'other')], the ledger [('points.csv'" in one for one in found)
 
 
-def test_a_version_deleted_in_mlflow_is_a_difference_until_undone(home):
-    promoted(home, "0", "--name", "deleted")
-    MlflowClient(home.tracking_uri).delete_model_version("deleted", "1")
+@pytest.mark.parametrize("name", ["deleted", "the team's model"])
+def test_a_version_deleted_in_mlflow_is_a_difference_until_undone(home, name):
+    for _ in range(2):
+        assert promoted(home, "0", "--name", name)["version"] == "1"
+    MlflowClient(home.tracking_uri).delete_model_version(name, "1")
     [found] = verify(home, home.storage, home.tracking_uri).differences
-    assert "fit: trial 0 is promoted to version 1 of model deleted, which is not in MLflow" in found
-    promoted(home, "--undo", "--name", "deleted")
+    assert f"fit: trial 0 is promoted to version 1 of model {name}, which is not in MLflow" in found
+    _, *undo = shlex.split(found.split("`")[1])
+    assert CliRunner().invoke(app, [*undo, "--home", str(home.root)]).exit_code == 0
     assert verify(home, home.storage, home.tracking_uri).differences == []
 
 
