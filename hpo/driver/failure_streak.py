@@ -55,14 +55,17 @@ class FailureStreak:
         self.traces = [*self.traces, trace] if same and trace else [trace] if trace else []
         self.shown = row["traceback"] or row["error"] or ""
 
-    def ahead(self, ended: Mapping[int, RowMapping]) -> FailureStreak:
-        """The streak that trials which have ended, by number, fill although the sampler is not told of them yet; itself
-        where they do not."""
+    def ahead(self, untold: Iterable[int], ended: Mapping[int, RowMapping]) -> FailureStreak:
+        """The streak that those fill, by number, of the trials of which the sampler is `untold` which have ended; itself
+        where they do not. One that still trains parts those before it from those after it: it may end otherwise."""
         found = FailureStreak(self.forgiven)
         found.traces, found.refusals, found.unreported = [*self.traces], [*self.refusals], self.unreported
         found.shown = self.shown
-        for number in sorted(ended):
-            found.note(ended[number])
+        for number in sorted(untold):
+            if number in ended:
+                found.note(ended[number])
+            elif not found.full:
+                found.traces, found.refusals = [], []
         return found if found.full else self
 
     @property

@@ -220,7 +220,7 @@ class Driver:
     def _fill(self, *, ask: bool = True) -> bool:
         """Tell what has ended, ask what may be asked, commit both; True once all has ended or failures end it."""
         ended = self._ended() if self._open else {}
-        self._streak = self._streak.ahead(ended)
+        self._streak = self._streak.ahead(self._open, ended)
         told: list[tuple[int, int]] = []
         proposals: list[transactions.Ask] = []
         thawed = self._promoted() if ask and not self._expired else []

@@ -336,6 +336,24 @@ def test_the_third_equal_failure_ends_the_study_as_it_comes(home, fragile):
     assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 6, 3)
 
 
+def test_failures_on_both_sides_of_a_trial_that_trains_are_no_row(home, fragile):
+    """With one worker trial 1 would have ended before the others, and it may be complete."""
+    (fragile.parent / "broken").touch()
+    driver = make(home, trials=9, reference=str(fragile), window=5)
+    driver.acquire()
+    driver._fill()
+    worker = Worker(driver._ledger, home, "joined")
+    full: list[bool] = []
+    for number in (0, 2, 3, 4):
+        with driver._ledger.write() as connection:  # nobody else takes it
+            connection.execute(update(trials).where(trials.c.number == 1).values(state="running"))
+        assert worker.run_one([1])
+        full.append(driver._fill())
+    assert full == [False, False, False, True], "2, 3 and 4 are three in a row, whatever becomes of 1"
+    worker.close()
+    driver.release()
+
+
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(("trials", "more"), [(3, " --trials 6"), pytest.param(9, "", marks=pytest.mark.slow)])
 def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragile, trials, more):
