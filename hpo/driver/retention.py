@@ -14,7 +14,7 @@ class Retention:
     def __init__(self, ledger: Ledger, study: str, options: DriverOptions, lease: Lease) -> None:
         self._ledger, self._study, self._home, self._lease = ledger, study, options.home, lease
         self._max_bytes = options.max_bytes
-        self._due = True
+        self._due = self._first = True
 
     def note_end(self) -> None:
         """A trial has ended."""
@@ -25,5 +25,5 @@ class Retention:
         if self._max_bytes is not None and self._due:
             from hpo.storage.gc import keep_within  # and with it torch, which a driver needs for nothing else
 
-            self._due = False
-            keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes)
+            self._due, first, self._first = False, self._first, False
+            keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes, unfinished=first)

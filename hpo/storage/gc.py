@@ -8,7 +8,7 @@ leaves undone, the next `hpo gc` finishes.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -73,23 +73,30 @@ def collect(
         lease.release()
 
 
-def keep_within(ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int) -> Plan:
+def keep_within(
+    ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, *, unfinished: bool
+) -> Plan:
     """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
     take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
 
-    What a kill has left undone is finished, also where nothing is to go.
+    What a kill may have left `unfinished` is finished, also where nothing is to go.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
     planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
-    return _free(ledger, home, row, lease, planned)
+    return _free(ledger, home, row, lease, planned, unfinished=unfinished)
 
 
-def _free(ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan) -> Plan:
-    """Mark what is to go and remove its files; what has gone, and what stays."""
+def _free(
+    ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan, *, unfinished: bool = True
+) -> Plan:
+    """Mark what is to go and remove its files; what has gone, and what stays. What is `unfinished` may be any trial's:
+    all are looked at, which takes a second for some thousand."""
+    if not planned.dropped and not unfinished:
+        return planned
     uid = uuid.uuid4().hex
     needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
     failpoint("retention.after_row")
-    _tidy(ledger, home, row)
+    _tidy(ledger, home, row, None if unfinished else {one["number"] for one in planned.dropped})
     spared = [one for one in planned.dropped if one["number"] in needed]
     return Plan([one for one in planned.dropped if one["number"] not in needed], [*planned.left, *spared])
 
@@ -173,11 +180,13 @@ def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: 
     return needed
 
 
-def _tidy(ledger: Ledger, home: Home, study: RowMapping) -> None:
-    """Bring the files of all trials that have ended to what the rows say, also what an earlier call left undone."""
+def _tidy(ledger: Ledger, home: Home, study: RowMapping, numbers: Container[int] | None) -> None:
+    """Bring the files of these trials, or of all that have ended, to what the rows say, also what an earlier call left
+    undone."""
 
     def look(connection: Connection) -> tuple[Sequence[RowMapping], dict[int, list[str]], dict[int, str]]:
-        rows = file_queries.ended(connection, study["id"])
+        ended = file_queries.ended(connection, study["id"])
+        rows = [row for row in ended if numbers is None or row["number"] in numbers]
         paths = file_queries.kept_paths(connection, study["id"])
         return rows, paths, metrics_json.texts(connection, study, rows)
 
