@@ -56,8 +56,9 @@ class FailureStreak:
         self.shown = row["traceback"] or row["error"] or ""
 
     def ahead(self, untold: Iterable[int], ended: Mapping[int, RowMapping]) -> FailureStreak:
-        """The streak that those fill, by number, of the trials of which the sampler is `untold` which have ended; itself
-        where they do not. One that still trains parts those before it from those after it: it may end otherwise."""
+        """The streak that trials fill, by number, which have ended and of which the sampler is not told yet; itself where
+        they do not. One of those `untold` that still trains parts those before it from those after it: it may end
+        otherwise."""
         found = FailureStreak(self.forgiven)
         found.traces, found.refusals, found.unreported = [*self.traces], [*self.refusals], self.unreported
         found.shown = self.shown

@@ -344,7 +344,7 @@ def test_failures_on_both_sides_of_a_trial_that_trains_are_no_row(home, fragile)
     driver._fill()
     worker = Worker(driver._ledger, home, "joined")
     full: list[bool] = []
-    for number in (0, 2, 3, 4):
+    for _ in (0, 2, 3, 4):
         with driver._ledger.write() as connection:  # nobody else takes it
             connection.execute(update(trials).where(trials.c.number == 1).values(state="running"))
         assert worker.run_one([1])
