@@ -56,9 +56,9 @@ class FailureStreak:
         self.shown = row["traceback"] or row["error"] or ""
 
     def ahead(self, untold: Iterable[int], ended: Mapping[int, RowMapping]) -> FailureStreak:
-        """The streak that trials fill, by number, which have ended and of which the sampler is not told yet; itself where
-        they do not. One of those `untold` that still trains parts those before it from those after it: it may end
-        otherwise."""
+        """The streak that trials which have ended, by number, fill although the sampler is not told of them yet; itself
+        where they do not. One of the `untold` that still trains parts those before it from those after it, since it may
+        end otherwise."""
         found = FailureStreak(self.forgiven)
         found.traces, found.refusals, found.unreported = [*self.traces], [*self.refusals], self.unreported
         found.shown = self.shown

@@ -15,6 +15,7 @@ class Retention:
         self._ledger, self._study, self._home, self._lease = ledger, study, options.home, lease
         self._max_bytes = options.max_bytes
         self._due = self._first = True
+        self._sizes: dict[int, int] = {}
 
     def note_end(self) -> None:
         """A trial has ended."""
@@ -26,4 +27,5 @@ class Retention:
             from hpo.storage.gc import keep_within  # and with it torch, which a driver needs for nothing else
 
             self._due, first, self._first = False, self._first, False
-            keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes, unfinished=first)
+            whose = self._ledger, self._home, self._study, self._lease
+            keep_within(*whose, self._max_bytes, self._sizes, unfinished=first)

@@ -32,6 +32,7 @@ from trainer.runtime.failpoint import failpoint
 LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
 
 Rows = Sequence[Mapping[str, Any]]
+Sizes = dict[int, int]  # id of a checkpoint's row -> bytes, of trials that have ended
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,15 @@ def collect(
 
 
 def keep_within(
-    ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, *, unfinished: bool
+    ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, sizes: Sizes, *, unfinished: bool
 ) -> Plan:
     """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
     take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
 
-    What a kill may have left `unfinished` is finished, also where nothing is to go.
+    What a kill may have left `unfinished` is finished, also where nothing is to go. `sizes` is kept between calls.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
-    planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
+    planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, sizes, spare_last=True))
     return _free(ledger, home, row, lease, planned, unfinished=unfinished)
 
 
@@ -107,11 +108,12 @@ def plan(
     study: RowMapping,
     keep_best: int,
     max_bytes: int | None,
+    sizes: Sizes | None = None,
     *,
     spare_last: bool = False,
 ) -> Plan:
     """What would go now."""
-    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]))
+    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]), {} if sizes is None else sizes)
     order = queries.ranked(connection, study)
     best = {one.number for one in queries.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
@@ -132,15 +134,19 @@ def plan(
     return Plan([row for row in kept if row["id"] in gone], [row for row in kept if row["id"] not in gone])
 
 
-def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
+def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping], sizes: Sizes) -> list[dict[str, Any]]:
     """The rows with the bytes that their files add to what the disk holds: those that several share are the last's,
-    since older ones go first."""
+    since older ones go first. What is known of a trial that has ended stays so."""
     seen: set[Any] = set()
     measured, place = list[dict[str, Any]](), locations.place(home, study)
     for row in reversed(list(rows)):
-        files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
-        measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
-        seen |= files.keys()
+        if (size := sizes.get(row["id"])) is None:
+            files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
+            size = sum(size for file, size in files.items() if file not in seen)
+            seen |= files.keys()
+            if row["trial_state"] in TERMINAL_STATES:
+                sizes[row["id"]] = size
+        measured.append({**row, "size": size})
     return measured[::-1]
 
 
@@ -155,7 +161,9 @@ def _started_from(connection: Connection, home: Home, study: RowMapping, kept: R
     specs = file_queries.specs(connection)
     named = {Path(place) for spec in specs if (place := spec.get("overrides", {}).get(RESUME_FROM))}
     return needed | {
-        row["number"] for row in kept if home.checkpoints(study["name"], row["number"]) / row["path"] in named
+        row["number"]
+        for row in (kept if named else ())
+        if home.checkpoints(study["name"], row["number"]) / row["path"] in named
     }
 
 
