@@ -21,6 +21,7 @@ from study_runs import drive, hpo, known, make, query, refused
 
 from hpo.clock import FakeClock
 from hpo.declaration import code_digest, identity
+from hpo.driver.failure_streak import MAX_UNTRAINED
 from hpo.driver.loop import Driver
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
@@ -317,6 +318,21 @@ def test_equal_failures_count_over_resumptions(tmp_path, fragile):
     assert "ValueError: the task is broken" in reason
     frames = [line for line in reason.splitlines() if line.startswith("  File ")]
     assert frames and all(str(fragile.parent) in frame for frame in frames)
+
+
+@pytest.mark.parametrize("bound", [{"epochs": 9}, {"seconds": 600.0}])
+def test_a_study_that_trials_do_not_bound_ends_where_none_trains(home, fragile, bound):
+    """Each fails in another way, so that no epoch is ever used up."""
+    (fragile.parent / "odd").touch()
+    _, status, state, reason = drive(home, reference=str(fragile), window=1, **bound)
+    assert (state, status.trials["failed"]) == ("stopped", MAX_UNTRAINED)
+    assert reason.startswith("20 trials in a row ended before their first epoch, and no --trials bounds them:\n")
+    assert "ValueError: odd 0." in reason
+    _, status, state, _ = drive(home, name="fragile", trials=MAX_UNTRAINED + 25)
+    assert (state, status.trials["failed"]) == ("stopped", MAX_UNTRAINED + 25), "who says how many is taken at the word"
+    (fragile.parent / "odd").unlink()
+    _, status, state, _ = drive(home, name="fragile", trials=MAX_UNTRAINED + 28)
+    assert (state, status.trials["complete"]) == ("complete", 3)
 
 
 def test_the_third_equal_failure_ends_the_study_as_it_comes(home, fragile):
