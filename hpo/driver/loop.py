@@ -208,10 +208,11 @@ class Driver:
 
     def _judge_failures(self, in_order: Sequence[RowMapping], told: Sequence[int]) -> None:
         """Count on where the last driver stopped; a study that failures have ended, and that may go on, begins anew."""
-        so_far = failure_streak.FailureStreak(self._forgiven_before, in_order)
-        self._streak = failure_streak.FailureStreak(self._forgiven_before, (self._rows[number] for number in told))
+        budget, since = self._budget, self._forgiven_before
+        so_far = failure_streak.FailureStreak(budget, since, in_order)
+        self._streak = failure_streak.FailureStreak(budget, since, (self._rows[number] for number in told))
         if self._state == "stopped" and (self._short() or self._plans):
-            self._streak = failure_streak.FailureStreak(min(self._plans, default=self._asked))
+            self._streak = failure_streak.FailureStreak(budget, min(self._plans, default=self._asked))
         elif so_far.full and not self._short():
             self._streak = so_far
 
@@ -220,7 +221,7 @@ class Driver:
     def _fill(self, *, ask: bool = True) -> bool:
         """Tell what has ended, ask what may be asked, commit both; True once all has ended or failures end it."""
         ended = self._ended() if self._open else {}
-        self._streak = self._streak.ahead(ended)
+        self._streak = self._streak.ahead(self._open, ended)
         told: list[tuple[int, int]] = []
         proposals: list[transactions.Ask] = []
         thawed = self._promoted() if ask and not self._expired else []
@@ -385,8 +386,7 @@ class Driver:
             elif self._only_paused and not self._stopping:
                 self.reason = end_reason.only_paused(name, len(self._paused))
             return "interrupted"
-        used = self._used.trials or 0, self._epochs.values()
-        again = end_reason.mend(name, self._budget, *used, scored=self._scored)
+        again = end_reason.mend(name, self._budget, self._used.trials or 0, self._epochs.values(), scored=self._scored)
         self.reason = self._streak.explain(again) if self._streak.full else ""
         if not self.reason and self._asked:
             lacking = (self._asked, self._scored, again)

@@ -21,6 +21,8 @@ from hpo.space.hashing import json_sha256
 from hpo.space.trial_config import TrialShape
 from hpo.text import counted
 
+_SAVE = "have the task save one with each report, as trial.save() does, and"
+
 
 class LedgerProposer:
     """Asks for trials of a study. `rows` are those there are, by number, each with its ask (`driver_queries.rows`);
@@ -91,9 +93,11 @@ class LedgerProposer:
         where = (self._curves.study_id, parent)
         found = self._ledger.look(lambda connection: driver_queries.newest_checkpoint(connection, *where))
         if found is None:
+            ever = self._ledger.look(lambda connection: driver_queries.any_saved(connection, *where))
             raise UserError(
-                f"trial {number} is to go on from trial {parent}, which has no checkpoint left: put its directory "
-                "back, or start another study by --name."
+                f"trial {number} is to go on from trial {parent}, which has "
+                + ("no checkpoint left: put its directory back, or" if ever else "saved no checkpoint: " + _SAVE)
+                + " start another study by --name."
             )
         at = {"step": found["step"], "epoch": found["epoch"], "from_epoch": found["epoch"]}
         lineage = {"parent": parent, "generation": found["generation"] + 1}

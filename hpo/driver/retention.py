@@ -15,6 +15,7 @@ class Retention:
         self._ledger, self._study, self._home, self._lease = ledger, study, options.home, lease
         self._max_bytes = options.max_bytes
         self._due = self._first = True
+        self._sizes: dict[int, int] = {}
 
     def note_end(self) -> None:
         """A trial has ended."""
@@ -25,6 +26,6 @@ class Retention:
         if self._max_bytes is not None and self._due:
             from hpo.storage.gc import keep_within  # and with it torch, which a driver needs for nothing else
 
-            self._due = False
-            keep_within(self._ledger, self._home, self._study, self._lease, self._max_bytes, finish=self._first)
-            self._first = False
+            self._due, first, self._first = False, self._first, False
+            whose = self._ledger, self._home, self._study, self._lease
+            keep_within(*whose, self._max_bytes, self._sizes, finish=first)

@@ -104,9 +104,10 @@ def any_judged(connection: Connection, study_id: int) -> bool:
     return connection.execute(select(trials.c.id).where(mine).limit(1)).first() is not None
 
 
-def any_saved(connection: Connection, study_id: int) -> bool:
-    """Whether a trial of the study has ever saved a checkpoint."""
+def any_saved(connection: Connection, study_id: int, number: int | None = None) -> bool:
+    """Whether a trial of the study, or the one of that number, has ever saved a checkpoint."""
     saved = select(checkpoints.c.id).join(trials).where(trials.c.study_id == study_id).limit(1)
+    saved = saved if number is None else saved.where(trials.c.number == number)
     return connection.execute(saved).first() is not None
 
 

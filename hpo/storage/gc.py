@@ -32,6 +32,7 @@ from trainer.runtime.failpoint import failpoint
 LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
 
 Rows = Sequence[Mapping[str, Any]]
+Sizes = dict[int, int]  # id of a checkpoint's row -> bytes, of trials that have ended
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,19 @@ def collect(
         lease.release()
 
 
-def keep_within(ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, *, finish: bool) -> None:
+def keep_within(
+    ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, sizes: Sizes, *, finish: bool
+) -> None:
     """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
     take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
 
     With `finish`, what a kill has left undone is finished, also where nothing is to go. Without, nothing on the disk is
-    looked at while the rows say that all of it fits, since a driver asks this at each end of a trial.
+    looked at while the rows say that all of it fits, since a driver asks this at each end of a trial. `sizes` is kept
+    between calls.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
     if finish or ledger.look(lambda connection: alert_queries.kept_bytes(connection, row["id"])) > max_bytes:
-        planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, spare_last=True))
+        planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, sizes, spare_last=True))
         _free(ledger, home, row, lease, planned, whole=finish)
 
 
@@ -103,11 +107,12 @@ def plan(
     study: RowMapping,
     keep_best: int,
     max_bytes: int | None,
+    sizes: Sizes | None = None,
     *,
     spare_last: bool = False,
 ) -> Plan:
     """What would go now."""
-    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]))
+    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]), {} if sizes is None else sizes)
     order = queries.ranked(connection, study)
     best = {one.number for one in queries.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
@@ -128,15 +133,19 @@ def plan(
     return Plan([row for row in kept if row["id"] in gone], [row for row in kept if row["id"] not in gone])
 
 
-def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping]) -> list[dict[str, Any]]:
+def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping], sizes: Sizes) -> list[dict[str, Any]]:
     """The rows with the bytes that their files add to what the disk holds: those that several share are the last's,
-    since older ones go first."""
+    since older ones go first. What is known of a trial that has ended stays so."""
     seen: set[Any] = set()
     measured, place = list[dict[str, Any]](), locations.place(home, study)
     for row in reversed(list(rows)):
-        files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
-        measured.append({**row, "size": sum(size for file, size in files.items() if file not in seen)})
-        seen |= files.keys()
+        if (size := sizes.get(row["id"])) is None:
+            files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
+            size = sum(size for file, size in files.items() if file not in seen)
+            seen |= files.keys()
+            if row["trial_state"] in TERMINAL_STATES:
+                sizes[row["id"]] = size
+        measured.append({**row, "size": size})
     return measured[::-1]
 
 

@@ -24,12 +24,14 @@ from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.search.population import gp_bandit
-from hpo.search.population.base import PopulationStrategy
+from hpo.search.population.base import SETTLED, PopulationStrategy
 from hpo.search.population.pbt import FACTORS, perturbed
 from hpo.search.samplers.base import TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
 from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
+from hpo.space.config import check_path
 from hpo.space.space import Space
+from trainer.config import Frozen, TrainConfig
 
 SPECS = [
     {"name": "pbt", "population": 6},
@@ -264,6 +266,16 @@ def test_what_may_change_is_the_floats_or_what_is_named():
     assert make_strategy({"name": "pbt", "perturb": ["l*"]}).changeable(SPACE) == ("layers", "lr")
     bound = Space({"train.optim.lr": Float(0, 1), "train.init.gain": Float(0, 1)})
     assert make_strategy("pbt").changeable(bound) == ("train.optim.lr",)
+
+
+@pytest.mark.parametrize("pattern", SETTLED)
+def test_what_is_settled_are_fields_of_the_trainer(pattern):
+    """One that was renamed would be perturbed after all, and nobody would notice."""
+    check_path(Settings, pattern.removesuffix(".*"))
+
+
+class Settings(Frozen):
+    train: TrainConfig = TrainConfig()
 
 
 @rounds(

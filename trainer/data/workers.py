@@ -25,7 +25,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.multiprocessing
@@ -97,8 +97,12 @@ class InProcess:
 class _Watch:
     """A thread that interrupts the main thread by SIGALRM once what it does `since` then takes too long.
 
-    No timer is set, since only one process-wide is to be had and setting it costs more than many a read.
+    No timer is set, since only one process-wide is to be had and setting it costs more than many a read. All watches,
+    of which lanes have several that end in any order, share one handler.
     """
+
+    _open: ClassVar[list[_Watch]] = []
+    _previous: ClassVar[Any] = None  # the handler that is there before the first of them
 
     def __init__(self, timeout: float) -> None:
         self.since: float | None = None
@@ -108,16 +112,18 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, name="data watch", daemon=True)
 
     def __enter__(self) -> _Watch:
-        self._handler = self._handle
-        self._previous = signal.signal(signal.SIGALRM, self._handler)
+        if not self._open:
+            _Watch._previous = signal.signal(signal.SIGALRM, _Watch._handle)
+        self._open.append(self)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        if signal.getsignal(signal.SIGALRM) == self._handler:
-            signal.signal(signal.SIGALRM, self._previous or signal.SIG_DFL)
+        self._open.remove(self)
+        if not self._open and signal.getsignal(signal.SIGALRM) == _Watch._handle:
+            signal.signal(signal.SIGALRM, _Watch._previous or signal.SIG_DFL)
 
     def _run(self) -> None:
         while not self._ended.wait(self._timeout / 4):
@@ -129,15 +135,18 @@ class _Watch:
         since = self.since
         return since is not None and time.monotonic() - since > self._timeout
 
-    def _handle(self, number: int, frame: Any) -> None:
-        expired, self._expired = self._expired, False
-        if expired and self._late():
-            raise DataError(
-                f"reading {_what(self.request)} has taken longer than train.data_timeout ({self._timeout:g} s): mend "
-                "the data set, or raise train.data_timeout if it is only slow."
-            )
-        if not expired and callable(self._previous):
-            self._previous(number, frame)
+    @staticmethod
+    def _handle(number: int, frame: Any) -> None:
+        expired = [watch for watch in _Watch._open if watch._expired]
+        for watch in expired:
+            watch._expired = False
+            if watch._late():
+                raise DataError(
+                    f"reading {_what(watch.request)} has taken longer than train.data_timeout ({watch._timeout:g} s): "
+                    "mend the data set, or raise train.data_timeout if it is only slow."
+                )
+        if not expired and callable(_Watch._previous):
+            _Watch._previous(number, frame)
 
 
 class Workers:

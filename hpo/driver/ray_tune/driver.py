@@ -134,6 +134,9 @@ class TuneDriver(Driver):
         if self._executor.leaving:
             raise _Leaving
 
+    def all_ended(self) -> bool:
+        return not (self._left() or self._remaining())
+
     def _all(self) -> list[RowMapping]:
         return list(self._ledger.look(lambda connection: driver_queries.all_rows(connection, self._id)))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Fields of the trainer that a checkpoint is bound to, or that have done their work once training has begun.
 SETTLED = (
     *("train.num_epochs", "train.batch_size", "train.micro_batch_size", "train.batch_growth.*", "train.seed"),
-    *("train.precision", "train.optim.name", "train.optim.lookahead_k", "train.init.*", "train.parallel.*"),
+    *("train.precision", "train.optim.name", "train.init.*", "train.parallel.*"),
     *("train.average.*", "train.device", "train.resume_from"),
 )
 

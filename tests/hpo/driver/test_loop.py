@@ -22,6 +22,7 @@ from study_runs import drive, hpo, known, make, query, refused
 
 from hpo.clock import FakeClock
 from hpo.declaration import code_digest, identity
+from hpo.driver.failure_streak import MAX_UNTRAINED
 from hpo.driver.loop import Driver
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
@@ -321,6 +322,21 @@ def test_equal_failures_count_over_resumptions(tmp_path, fragile):
     assert frames and all(str(fragile.parent) in frame for frame in frames)
 
 
+@pytest.mark.parametrize("bound", [{"epochs": 9}, {"seconds": 600.0}])
+def test_a_study_that_trials_do_not_bound_ends_where_none_trains(home, fragile, bound):
+    """Each fails in another way, so that no epoch is ever used up."""
+    (fragile.parent / "odd").touch()
+    _, status, state, reason = drive(home, reference=str(fragile), window=1, **bound)
+    assert (state, status.trials["failed"]) == ("stopped", MAX_UNTRAINED)
+    assert reason.startswith("20 trials in a row ended before their first epoch, and no --trials bounds them:\n")
+    assert "ValueError: odd 0." in reason
+    _, status, state, _ = drive(home, name="fragile", trials=MAX_UNTRAINED + 25)
+    assert (state, status.trials["failed"]) == ("stopped", MAX_UNTRAINED + 25), "who says how many is taken at the word"
+    (fragile.parent / "odd").unlink()
+    _, status, state, _ = drive(home, name="fragile", trials=MAX_UNTRAINED + 28)
+    assert (state, status.trials["complete"]) == ("complete", 3)
+
+
 def test_the_third_equal_failure_ends_the_study_as_it_comes(home, fragile):
     """With a window of five, four trials wait by then: they are not trained, and a resume begins with them."""
     (fragile.parent / "broken").touch()
@@ -336,6 +352,24 @@ def test_the_third_equal_failure_ends_the_study_as_it_comes(home, fragile):
     (fragile.parent / "broken").unlink()
     _, status, state, _ = drive(home, name="fragile")
     assert (state, status.trials["failed"], status.trials["complete"]) == ("complete", 6, 3)
+
+
+def test_failures_on_both_sides_of_a_trial_that_trains_are_no_row(home, fragile):
+    """With one worker trial 1 would have ended before the others, and it may be complete."""
+    (fragile.parent / "broken").touch()
+    driver = make(home, trials=9, reference=str(fragile), window=5)
+    driver.acquire()
+    driver._fill()
+    worker = Worker(driver._ledger, home, "joined")
+    full: list[bool] = []
+    for _ in (0, 2, 3, 4):
+        with driver._ledger.write() as connection:  # nobody else takes it
+            connection.execute(update(trials).where(trials.c.number == 1).values(state="running"))
+        assert worker.run_one([1])
+        full.append(driver._fill())
+    assert full == [False, False, False, True], "2, 3 and 4 are three in a row, whatever becomes of 1"
+    worker.close()
+    driver.release()
 
 
 @pytest.mark.usefixtures("process")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, file_queries, queries
 from hpo.storage.home import Home
 from hpo.verify import verify
+from trainer.checkpoint.location import Disk
+from trainer.checkpoint.store import CheckpointStore
 
 TRIALS = 5
 STUDY = """
@@ -94,6 +97,24 @@ def test_older_checkpoints_go_worst_first_and_the_last_of_each_stays(tmp_path, f
         home = Home.at(tmp_path / name)
         differences = verify(home, home.storage).differences  # nobody has written metrics.json here
         assert [one for one in differences if "metrics.json is missing" not in one] == []
+
+
+def test_an_end_has_only_those_trials_looked_at_that_lose_checkpoints(tmp_path, file, monkeypatch):
+    """All of them, at each end of thousands, would take longer than many a trial."""
+    looked: Counter[Path] = Counter()
+    measured: Counter[Path] = Counter()
+    sweep, sizes = CheckpointStore.sweep, Disk.sizes
+
+    def counted(store: CheckpointStore, *committed) -> list[Path]:
+        looked[store.directory] += 1
+        return sweep(store, *committed)
+
+    monkeypatch.setattr(CheckpointStore, "sweep", counted)
+    monkeypatch.setattr(Disk, "sizes", lambda disk, path, size: measured.update([path]) or sizes(disk, path, size))
+    steps = run(Home.at(tmp_path / "home"), file, 1)[1]
+    assert len(looked) >= TRIALS - 1 and max(looked.values()) == 1
+    assert len(measured) == 3 * TRIALS and max(measured.values()) == 1
+    assert sum(map(len, steps.values())) == TRIALS + 2
 
 
 @pytest.mark.usefixtures("process")

@@ -155,9 +155,9 @@ def test_a_driver_looks_only_at_the_files_that_go(made, monkeypatch):
     [size] = {row["size"] for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
     for most, expected in ((10 * size, []), (9 * size, ["00004"]), (9 * size, []), (7 * size, ["00000", "00002"])):
         swept.clear()
-        gc.keep_within(made.ledger, made.home, "s", lease, most, finish=False)
+        gc.keep_within(made.ledger, made.home, "s", lease, most, {}, finish=False)
         assert sorted(swept) == expected
-    gc.keep_within(made.ledger, made.home, "s", lease, 10 * size, finish=True)
+    gc.keep_within(made.ledger, made.home, "s", lease, 10 * size, {}, finish=True)
     assert len(swept) == 2 + made.count, "what a killed driver has left may lie with any trial"
     assert kept(made) == {0: 1, 1: 2, 2: 1, 3: 2, 4: 1}
     lease.release()

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
+from hpo.declaration.budget import Budget
 from hpo.driver.failure_streak import FailureStreak
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.tables import trials
@@ -228,10 +229,11 @@ def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
 
 
 def test_tracebacks_are_equal_whatever_the_address_of_an_object():
-    one = {"outcome": "user_error", "error": None}
+    one = {"state": "failed", "outcome": "user_error", "error": None, "epoch": 0, "from_epoch": 0}
     rows = [{**one, "number": n, "traceback": f"TypeError: <Net at 0x7f{n}a40d1b5f0>"} for n in range(3)]
-    assert FailureStreak(0, rows).full
-    assert not FailureStreak(0, [*rows[:2], {**rows[2], "traceback": "TypeError: <Other at 0x7f2a40d1b5f0>"}]).full
+    other = {**rows[2], "traceback": "TypeError: <Other at 0x7f2a40d1b5f0>"}
+    assert FailureStreak(Budget(trials=9), 0, rows).full
+    assert not FailureStreak(Budget(trials=9), 0, [*rows[:2], other]).full
 
 
 def test_a_failures_place_is_in_the_studys_code_never_in_a_library(tmp_path):

@@ -169,6 +169,18 @@ def test_whoever_else_uses_the_alarm_still_can():
         signal.signal(signal.SIGALRM, before)
 
 
+def test_readers_that_end_out_of_order_leave_the_alarm_as_it_was():
+    """As those of lanes with different seeds do: what stayed of each epoch would add up in a worker of many trials."""
+    before = signal.getsignal(signal.SIGALRM)
+    made = [loader(Numbers(), num_workers=0, seed=seed) for seed in (0, 1)]
+    first, second = (one.epoch(0, 0) for one in made)
+    assert [next(first), next(second)]
+    first.close()
+    assert next(second) and signal.getsignal(signal.SIGALRM) != before
+    second.close()
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
 class Unsendable(Exception):
     def __init__(self, one, two) -> None:
         super().__init__(f"{one} and {two}")

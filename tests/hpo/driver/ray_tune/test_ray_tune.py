@@ -374,6 +374,17 @@ def taken_over(ledger: Ledger, heartbeat: Any) -> None:
     acquire(ledger, "driver:1", "s", Process("far", 1, "then"), FakeClock(), 30)
 
 
+def test_what_tune_trains_has_not_ended(tmp_path):
+    """So a Ctrl-C is told that it stops, and not that nothing is left."""
+    with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=2) as driver:
+        for key in ("first", "second"):
+            assert not driver.all_ended()
+            driver._proposed(key)
+        assert not driver.all_ended(), "all were asked for, and wait"
+        driver._ledger.transact(lambda c: c.execute(update(trials).values(state="complete")))
+        assert driver.all_ended()
+
+
 def test_a_driver_that_has_lost_the_study_writes_nothing_more(tmp_path):
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=4) as driver:
         ledger, me = driver._ledger, Process.current()

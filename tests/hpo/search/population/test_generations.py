@@ -31,6 +31,17 @@ SIZE = 3
 T = trials.c
 
 
+UNSAVED = """
+from hpo import Float, study
+
+@study(space={"x": Float(0.1, 1.0)}, minimize="loss", num_epochs=4, strategy={"name": "pbt", "population": 3})
+def unsaved(trial):
+    for epoch in range(1, 5):
+        if trial.report(epoch, {"loss": trial.params.x / epoch}):
+            return
+"""
+
+
 def bred(home: Home, *given, **flags) -> tuple[Ledger, str]:
     return drive(home, *given, **({"bound": {"trials": 4 * SIZE}} | BREED | flags))
 
@@ -180,6 +191,15 @@ def test_a_parent_without_a_checkpoint_is_named(tmp_path):
     ledger.transact(lambda c: c.execute(update(checkpoints).values(state="deleted")))
     with pytest.raises(UserError, match=r"trial 3 is to go on from trial \d, which has no checkpoint left"):
         bred(home)
+
+
+def test_a_parent_that_has_never_saved_is_told_apart(tmp_path):
+    """A function need not save, but under a population."""
+    file = tmp_path / "unsaved.py"
+    file.write_text(UNSAVED)
+    expected = r"trial 3 is to go on from trial \d, which has saved no checkpoint: have the task save one with each"
+    with pytest.raises(UserError, match=expected):
+        bred(Home(tmp_path / "home"), reference=str(file), overrides={}, strategy=None)
 
 
 def test_no_decision_is_taken_twice(golden):
