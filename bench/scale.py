@@ -230,7 +230,7 @@ class Elsewhere:
     name = "elsewhere"
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers, self.codes = workers, dict[tuple[str, int], int]()
 
     def start(self, context: Any) -> None:
         given = json.dumps([context.storage, str(context.home.root), context.study_id, self._workers])

@@ -51,7 +51,8 @@ class Contents:
 
 
 def contents(ledger: Ledger, home: Home, name: str) -> Contents:
-    """What there is to be deleted; StudyError where there is no such study."""
+    """What there is to be deleted; StudyError where there is no such study, UserError as `remove` has it where another
+    one begins from it."""
 
     def look(connection: Connection) -> Contents:
         row = queries.study_row(connection, name)
@@ -60,6 +61,7 @@ def contents(ledger: Ledger, home: Home, name: str) -> Contents:
         runs = {tracker: known[tracker] for tracker in known if not _of_another_home(row, home, tracker)}
         return Contents(name, held["trials"], held["checkpoints"], held["bytes"], place, runs)
 
+    _check_needed(ledger, home, ledger.look(lambda connection: queries.study_row(connection, name)))
     return ledger.look(look)
 
 
@@ -145,10 +147,11 @@ def _wait_for_workers(ledger: Ledger, row: RowMapping, clock: Clock) -> None:
 
 
 def _check_needed(ledger: Ledger, home: Home, row: RowMapping) -> None:
+    """A home may be reached by several names: a directory is known by the one that has no link in it."""
     found = ledger.look(lambda connection: removal.begun_from(connection, row["id"], RESUME_FROM))
-    place = locations.place(home, row).shown(home.checkpoints(row["name"], 0).parent)
+    place = Path(locations.place(home, row).shown(home.checkpoints(row["name"], 0).parent)).resolve()
     for path, other in found.items():
-        if Path(path).is_relative_to(place):
+        if Path(path).resolve().is_relative_to(place):
             raise UserError(
                 f"study {other!r} begins from a checkpoint of study {row['name']!r}, {path}: remove that study first."
             )

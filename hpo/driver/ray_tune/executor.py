@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.ray_cluster import Cluster, prepare
@@ -18,13 +16,13 @@ class RayTune:
     """
 
     name = "ray-tune"
-    codes: ClassVar[Mapping[tuple[str, int], int]] = {}
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
         prepare(self.name)
         self._count, self._resources = workers, resources
         self._cluster = Cluster()
         self.leaving = False
+        self.codes: dict[tuple[str, int], int] = {}
         self.each: dict[str, float] = {}
 
     @property

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger
@@ -23,13 +22,13 @@ class Inline:
     ten seconds, how training is getting on."""
 
     name = "inline"
-    codes: ClassVar[Mapping[tuple[str, int], int]] = {}
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
         if resources != NOTHING_SAID:
             raise UserError("--cpus-per-worker and --gpus-per-worker with --executor inline: it has all that is here.")
         if workers != 1:
             raise UserError(f"--workers {workers}: the inline executor trains in one process; use --executor local.")
+        self.codes: dict[tuple[str, int], int] = {}
         self._worker: Worker | None = None
 
     def start(self, context: WorkerContext) -> None:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from places import HARNESS
@@ -237,10 +236,10 @@ class Slow:
     """Workers that take a second of the driver's clock, in hundreds of its looks, before one of them trains a trial."""
 
     name = "slow"
-    codes: ClassVar[dict[tuple[str, int], int]] = {}
 
     def __init__(self, home: Home, asked: list[str]) -> None:
         self._home, self._asked, self._looks = home, asked, 0
+        self.codes: dict[tuple[str, int], int] = {}
         self.asked_meanwhile: list[int] = []
 
     def start(self, context) -> None:

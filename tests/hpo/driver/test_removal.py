@@ -177,13 +177,17 @@ def test_a_trial_that_a_living_worker_trains_keeps_its_study(both, home):
         removal.remove(made.ledger, home, "s")
 
 
-def test_what_another_study_begins_from_is_kept(both, home):
+def test_what_another_study_begins_from_is_kept(both, home, tmp_path):
     made, derived = both
     named = next(made.home.checkpoints("s", 0).glob("step-*"))
     with made.ledger.write() as connection:
         row = queries.study_row(connection, "s-confirm")
         spec = row["spec"] | {"overrides": {"train.resume_from": str(named)}}
         connection.execute(update(tables.studies).where(tables.studies.c.id == derived.id).values(spec=spec))
+    linked = tmp_path / "linked"
+    linked.symlink_to(made.home.root)
+    for at, flag in ((Home.at(linked), "--yes"), (home, "--dry-run")):
+        assert (refused := rm(at, flag)).exit_code == 2 and "remove that study first" in refused.stderr
     said = rm(home, "--yes")
     assert said.exit_code == 2
     assert said.stderr == (
