@@ -459,6 +459,22 @@ def test_ctrl_c_before_the_mirror_begins_says_how_much_mlflow_lacks(tmp_path, mo
     assert behind > 0 and f"MLflow is behind by {behind} transaction" in ended.stdout
 
 
+@pytest.mark.usefixtures("process")
+def test_a_damaged_mlflow_database_is_told_of_by_each_command(tmp_path):
+    """Also before anything was ever sent to it, with one sentence, which names the remedy."""
+    home = Home.at(tmp_path / "home").create()
+    database = home.root / "mlflow.db"
+    database.write_bytes(b"xx")
+    flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
+    remedy = f"MLflow's database {database} is damaged (file is not a database): move it away, with its -wal and -shm"
+    ended = hpo("run", *flags, home=home)
+    assert ended.exit_code == 0 and f" transactions: {remedy}" in ended.stdout
+    for words in (("verify",), ("doctor",), ("ui", "--port", "5990"), ("sync",)):
+        told = hpo(*words, home=home)
+        assert (told.exit_code, (told.stdout + told.stderr).count(remedy)) == (1, 1), words
+    assert "sends what is missing" not in hpo("verify", home=home).stdout
+
+
 def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
     class Terminal(io.StringIO):
         def isatty(self):
