@@ -61,7 +61,7 @@ SURFACE = {
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
     "promote": "number --name --alias --undo --dry-run --study --json --home --storage --tracking-uri",
-    "export": "--to number --format --study --name --json --home --storage",
+    "export": "--to number --format --force --study --name --json --home --storage",
     "import": "",
     "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
     "schedule": "--study -o --config --steps-per-epoch --save --json --home --storage",
@@ -517,7 +517,10 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
             "train.folds=100000: each fold trains a model from the beginning, so give 1000 or less.",
         ),
         (("run", "--trials", "3", "--strategy", "pbt"), "--trials 3: pbt needs --trials 80, 8 members in 10"),
-        (("export", "0", "--to", "a/b/c"), "--to a/b/c: there is no directory a/b; make it, or name another file."),
+        (
+            ("export", "0", "--to", "a/b/c.onnx"),
+            "--to a/b/c.onnx: there is no directory a/b; make it, or name another file.",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence_with_the_value_and_the_fix(home, words, said):
