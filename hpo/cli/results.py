@@ -248,9 +248,10 @@ def confirm(
     driven = replace(driven, overrides={**of.study.hold_out, **given})
     metrics = confirming.held_out(of, hold_out)
     own = name or f"{of.name}-confirm"
+    confirming.check_measured(ledger, of, own, hold_out, driven.overrides)
     _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
     found = confirming.confirmations(of, own, metrics, repeats(ledger, own, metrics))
-    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found))
+    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found, hold_out))
     confirming.check_reported(ledger, found, hold_out)
 
 
