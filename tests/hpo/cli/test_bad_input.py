@@ -503,6 +503,20 @@ def test_what_is_left_in_a_home_to_read_names_the_way_out(ended):
         assert said.splitlines()[-2:] == [f"{why}{out[command]} writes elsewhere.", "rc 2"]
 
 
+@pytest.mark.usefixtures("process")
+def test_nothing_is_dropped_of_a_home_to_read_whose_ledger_is_elsewhere(ended, tmp_path):
+    """Else the rows would say that files are gone which are there."""
+    shutil.copyfile(ended.root / "ledger.db", tmp_path / "ledger.db")
+    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
+    before = hpo("status", "--json", "--storage", storage, home=ended).stdout
+    said = (
+        f"error: home {ended.root} cannot be written (Read-only file system): choose another with --home or HPO_HOME."
+    )
+    for text in read_only(ended, f"gc --storage {storage}", f"rm --yes --storage {storage}").values():
+        assert text == f"{said}\nrc 2\n"
+    assert hpo("status", "--json", "--storage", storage, home=ended).stdout == before
+
+
 def test_a_home_whose_files_take_no_changes_says_the_same(ended, tmp_path, monkeypatch):
     """As above where mounting is not allowed: the files are taken as read-only, and none of them changes."""
 
