@@ -1,4 +1,4 @@
-"""Says of MLflow's SQLite database that it is damaged, and what to do: the one sentence of every command."""
+"""Says of a SQLite database that shows the ledger that it is damaged, and what to do: one sentence in every command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import read_only, writable
 from hpo.text import command
 
+MLFLOW = ("MLflow's database", "sync")  # what it is, and the command that makes it anew
+OPTUNA = ("Optuna's storage", "ui --optuna")
 _DAMAGED = ("database disk image is malformed", "file is not a database")  # as SQLite says it
 
 
-def damage_of(uri: str) -> str:
+def damage_of(uri: str, what: tuple[str, str] = MLFLOW) -> str:
     """The sentence if the database at `uri` is damaged; "" if it is sound, missing, locked, or no file of this host.
 
     Every page of it is read (SQLite's documentation, "PRAGMA quick_check").
@@ -28,17 +30,18 @@ def damage_of(uri: str) -> str:
         with closing(sqlite3.connect(file, uri=True, timeout=60)) as connection:
             [(found,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
     except sqlite3.Error as error:
-        return of_error(uri, str(error))
-    return "" if found == "ok" else _sentence(uri, found)
+        return of_error(uri, str(error), what)
+    return "" if found == "ok" else _sentence(uri, found, what)
 
 
-def of_error(uri: str, text: str) -> str:
-    """The sentence if what SQLite, or MLflow over it, says is that the database at `uri` is damaged; else ""."""
-    return _sentence(uri, text) if any(words in text for words in _DAMAGED) else ""
+def of_error(uri: str, text: str, what: tuple[str, str] = MLFLOW) -> str:
+    """The sentence if what SQLite, or a library over it, says is that the database at `uri` is damaged; else ""."""
+    return _sentence(uri, text, what) if any(words in text for words in _DAMAGED) else ""
 
 
-def _sentence(uri: str, found: str) -> str:
+def _sentence(uri: str, found: str, what: tuple[str, str]) -> str:
+    name, anew = what
     return (
-        f"MLflow's database {path_of(uri)} is damaged ({' '.join(found.split())[:100]}): move it away, with its -wal "
-        f"and -shm, and `{command('sync')}` makes it anew from the ledger."
+        f"{name} {path_of(uri)} is damaged ({' '.join(found.split())[:100]}): move it away, with its -wal and -shm, "
+        f"and `{command(anew)}` makes it anew from the ledger."
     )
