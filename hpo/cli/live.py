@@ -325,7 +325,8 @@ def summary(progress: Progress, result: RunResult) -> str:
     lines += progress.remarks()
     if result.behind:
         behind = counted(result.behind, "transaction")
-        lines.append(f"MLflow is behind by {behind}: `{command('sync')}` sends what is missing; nothing is lost.")
+        remedy = result.damage or f"`{command('sync')}` sends what is missing; nothing is lost."
+        lines.append(f"MLflow is behind by {behind}: {remedy}")
     study = f"--study {progress.name}"
     following: dict[str, str] = {}
     if failed := [trial.number for trial in progress.trials.values() if trial.state == "failed"]:

@@ -158,11 +158,12 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help="Of a model: safetensors, onnx or torch (torch.export).  [default: safetensors]  Of a study: csv, "
-            "parquet, json or optuna.  [default: by the file's ending]",
+            help="Of a model: safetensors, onnx or torch (torch.export, .pt2). Of a study: csv, parquet, json or "
+            "optuna.  [default: by the file's ending]",
             autocompletion=completion.among(completion.FORMATS),
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     study: StudyOption = None,
     name: Annotated[
         str | None, typer.Option("--name", help="What to call the study in an Optuna storage.  [default: as here]")
@@ -178,16 +179,17 @@ def export(
         from hpo.interchange import export as exports
 
         wanted = exports.format_of(to, format)
-        exports.check(to, wanted, name)
+        exports.check(to, wanted, name, force=force)
         ledger, study_name, at = open_study(home, storage, study)
         said = exports.export_study(ledger, at, study_name, to, wanted, name)
         print_json({"study": study_name, "to": to, "format": wanted}) if as_json else print(said)
         return
-    from hpo.analysis.models.export import check_path, describe, export_trial
+    from hpo.analysis.models.export import check_path, describe, export_trial, format_of
 
     if name is not None:
         raise UserError(f"--name {name}: a model has no name of its study: leave it out, or the trial's number.")
-    check_path(Path(to))
+    wanted = format_of(Path(to), format)
+    check_path(Path(to), force=force)
     ledger, study_name, at = open_study(home, storage, study)
-    done = export_trial(ledger, at, study_name, number, format or "safetensors", Path(to))
+    done = export_trial(ledger, at, study_name, number, wanted, Path(to))
     print_json(done) if as_json else print(describe(done))

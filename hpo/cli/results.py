@@ -87,7 +87,6 @@ def plot(
 ) -> None:
     """Draw a study: PNG files, and all on one page. They are left with the study and shown in its MLflow run."""
     from hpo.analysis.plots import figures
-    from hpo.ledger import queries
     from hpo.storage import artifacts
     from hpo.tracking import mirror_process
 
@@ -114,10 +113,7 @@ def plot(
         with starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
             files, failed = figures.draw(of, drawn, Path(directory))
         drawn = _say_failed(drawn, failed)
-        with ledger.read() as connection:
-            study_id = queries.study_row(connection, name)["id"]
-        artifacts.leave(ledger, at.files(name, None), study_id, {f"plots/{file}": files[file] for file in files})
-        artifacts.publish(at.plots(name), files)
+        artifacts.leave_in_home(ledger, at, name, files, "--save DIR", below="plots/")
     with notes(as_json):
         print(f"drawn: {', '.join(drawn)}\npage: {at.plots(name) / figures.PAGE}")
         print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
@@ -252,9 +248,10 @@ def confirm(
     driven = replace(driven, overrides={**of.study.hold_out, **given})
     metrics = confirming.held_out(of, hold_out)
     own = name or f"{of.name}-confirm"
+    confirming.check_measured(ledger, of, own, hold_out, driven.overrides)
     _drive(ledger, of, own, confirming.listed(of, top, seeds), driven, quiet=as_json)
     found = confirming.confirmations(of, own, metrics, repeats(ledger, own, metrics))
-    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found))
+    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found, hold_out))
     confirming.check_reported(ledger, found, hold_out)
 
 

@@ -16,6 +16,7 @@ from hpo.ledger import Ledger, queries
 from hpo.space.config import flatten
 from hpo.text import command
 from hpo.tracking import mirror_process
+from hpo.tracking.damage import damage_of
 from hpo.tracking.uri import tracker_name, tracking_uri_of
 
 
@@ -58,9 +59,10 @@ def _left(ledger: Ledger, name: str, request: RunRequest) -> RunResult:
     """How a run that was interrupted before its workers began, or after they had left, has left the study."""
     with ledger.read() as connection:
         state = queries.study_row(connection, name)["state"]
-    tracker = tracker_name(tracking_uri_of(ledger, name, request.home, request.tracking_uri))
-    behind = mirror_process.behind(ledger, tracker, name)
+    uri = tracking_uri_of(ledger, name, request.home, request.tracking_uri)
+    behind = mirror_process.behind(ledger, tracker_name(uri), name)
+    damaged = damage_of(uri) if behind else ""
     if state == "open":
-        return RunResult(name, "interrupted", "", behind, signal.SIGINT)
+        return RunResult(name, "interrupted", "", behind, signal.SIGINT, damaged)
     reason = f"its failures have ended the study: `{command(f'compare --study {name}')}` shows them."
-    return RunResult(name, state, reason if state == "stopped" else "", behind, None)
+    return RunResult(name, state, reason if state == "stopped" else "", behind, None, damaged)

@@ -16,6 +16,7 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.store import backend
 from hpo.storage.home import Home
 from hpo.text import command, counted, tally
+from hpo.tracking.damage import damage_of
 from hpo.tracking.mlflow import silence
 from hpo.tracking.uri import check_uri, of_rows, tracker_name
 from trainer.redaction import redacted_url
@@ -104,8 +105,8 @@ def tracker(at: Home, storage: str | None, given: str | None) -> Iterator[Findin
         except HpoError as error:
             yield Finding("tracking", "fails", str(error))
             continue
-        if away := silence(uri, SECONDS):
-            yield Finding("tracking", "fails", away)
+        if wrong := silence(uri, SECONDS) or damage_of(uri):
+            yield Finding("tracking", "fails", wrong)
         else:
             yield Finding("tracking", "ok", tracker_name(uri))
 

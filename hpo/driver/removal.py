@@ -83,6 +83,8 @@ def remove(
         _wait_for_workers(ledger, row, clock)
         _check_needed(ledger, home, row)
         _check_place(ledger, home, row)
+        if home.root.is_dir():  # a study would be half removed whose files cannot be
+            home.create()
 
         def mark(connection: Connection) -> None:
             held[0].check(connection)

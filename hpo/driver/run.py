@@ -31,6 +31,7 @@ from hpo.space.config import Raw, flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.text import command, spelled
+from hpo.tracking.damage import damage_of
 from hpo.tracking.mlflow import silence
 from hpo.tracking.trackers import settled
 from hpo.tracking.uri import check_uri, tracking_uri_of
@@ -228,7 +229,8 @@ def _drive(
                 tell(left)
             left = beside.finish(tell)
     on_tick("")
-    return RunResult(spec.name, state, driver.reason, left, signals.first if state == "interrupted" else None)
+    damaged = damage_of(options.tracking_uri) if left else ""
+    return RunResult(spec.name, state, driver.reason, left, signals.first if state == "interrupted" else None, damaged)
 
 
 def _driver_of(placement: Placement) -> type[Driver]:

@@ -109,9 +109,12 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"--to {path} cannot be written ({error.strerror}): name another file.") from error
 
 
-def check(to: str, format: str, called: str | None) -> None:
-    """Raise UserError for a name where nothing is called by it, or a file in a directory that is not there."""
+def check(to: str, format: str, called: str | None, *, force: bool) -> None:
+    """Raise UserError for a name where nothing is called by it, a file in a directory that is not there, and, but with
+    `force`, one that is there already and no storage, to which studies are added."""
+    if force and format == "optuna":
+        raise UserError("--force: a study in an Optuna storage is never replaced: give another --name or --to.")
     if "://" not in to:
-        check_path(Path(to))
+        check_path(Path(to), force=force or format == "optuna")
     if called is not None and format != "optuna":
         raise UserError(f"--name {called}: a file has no name of its study: leave it out.")

@@ -29,6 +29,12 @@ _MOVED = union_all(
     _those(trials.c.number.in_(bindparam("going", expanding=True))),
 ).order_by("number")
 _KEYS = select(reports.c.key).where(reports.c.trial_id == bindparam("trial"), reports.c.fold == 0).distinct()
+_REPORTED = (
+    select(reports.c.trial_id)
+    .join(trials, trials.c.id == reports.c.trial_id)
+    .where(_OF_STUDY, reports.c.key == bindparam("key"))
+    .limit(1)
+)
 _FIRST = select(trials.c.id).where(_OF_STUDY, trials.c.step > 0).order_by(trials.c.number).limit(bindparam("n"))
 _POINTS = (
     select(
@@ -79,6 +85,11 @@ def reported(connection: Connection, study_id: int) -> list[str]:
     """The metrics of the first twenty trials with a report, by name."""
     first = connection.execute(_FIRST, {"study": study_id, "n": _ASKED}).scalars().all()
     return sorted({key for trial in first for key in connection.execute(_KEYS, {"trial": trial}).scalars()})
+
+
+def has_reported(connection: Connection, study_id: int, metric: str) -> bool:
+    """Whether any trial of the study has reported this metric."""
+    return connection.execute(_REPORTED, {"study": study_id, "key": metric}).first() is not None
 
 
 def unreported(connection: Connection, study: RowMapping, metric: str) -> UserError:

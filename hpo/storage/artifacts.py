@@ -14,9 +14,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpo.errors import UserError
-from hpo.ledger import Ledger, file_queries, transactions
+from hpo.errors import HomeError, UserError
+from hpo.ledger import Ledger, file_queries, queries, transactions
 from hpo.ledger.rows import Connection
+from hpo.storage.home import Home
 from trainer.checkpoint.location import DISK, Disk
 from trainer.files.durable import sync
 
@@ -90,6 +91,22 @@ def leave(ledger: Ledger, root: Path, study_id: int, files: Mapping[str, Path]) 
 
     ledger.transact(body)
     _remove(root, [where for name, where in before.items() if name in files])
+
+
+def leave_in_home(
+    ledger: Ledger, home: Home, study: str, files: Mapping[str, Path], elsewhere: str, *, below: str = ""
+) -> None:
+    """Leave `files` with the study, by their names in the directory `below`, and let them be seen among its plots.
+
+    Raises HomeError, which ends in `elsewhere`, the option that writes them elsewhere, where that cannot be written.
+    """
+    study_id = ledger.look(lambda connection: queries.study_row(connection, study)["id"])
+    try:
+        leave(ledger, home.files(study, None), study_id, {f"{below}{name}": path for name, path in files.items()})
+        publish(home.plots(study), files)
+    except OSError as error:
+        why = error.strerror or error
+        raise HomeError(f"home {home.root} cannot be written ({why}): {elsewhere} writes elsewhere.") from error
 
 
 def publish(directory: Path, files: Mapping[str, Path]) -> None:

@@ -66,6 +66,8 @@ def collect(
     row = ledger.look(lambda connection: queries.study_row(connection, name))
     if dry_run:
         return ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
+    if home.root.is_dir():  # the rows would say that files are gone which cannot be removed
+        home.create()
     lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
     try:
         planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))

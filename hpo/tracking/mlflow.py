@@ -27,6 +27,7 @@ from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
 from hpo.text import command
 from hpo.tracking import datasets
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
+from hpo.tracking.damage import of_error
 from hpo.tracking.files import digests, directory_of, link
 from hpo.tracking.mlflow_models import Models
 from hpo.tracking.mlflow_registry import Registry
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 _REFUSALS = ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE")
 _TABLE = "latest_metrics"  # of MLflow alone
-_DAMAGED = ("database disk image is malformed", "file is not a database")  # as SQLite says it
 _PAGE = 1000
 _ALL = 2**31 - 1
 
@@ -365,11 +365,8 @@ class MlflowTracker:
             if isinstance(error, HpoError) or not isinstance(error, _outages()):
                 raise
             text = redacted(" ".join(str(error).split()))[:300]
-            if self._is_sqlite and any(words in text for words in _DAMAGED):
-                raise Unreachable(
-                    f"MLflow's database {self._uri.partition(':///')[2]} is damaged ({text[:100]}): move it away, with "
-                    f"its -wal and -shm, and `{command('sync')}` makes it anew from the ledger."
-                ) from error
+            if self._is_sqlite and (damaged := of_error(self._uri, text)):
+                raise Unreachable(damaged) from error
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
             raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error

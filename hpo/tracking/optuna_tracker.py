@@ -24,6 +24,7 @@ from hpo.ledger.sqlite_url import url_of
 from hpo.ledger.store import DATABASE_ERRORS
 from hpo.space.dimension import Dimension
 from hpo.space.dimensions import Choice, Float, Int
+from hpo.tracking import damage
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.mlflow_store import locked
 from hpo.tracking.projection import metric_key
@@ -269,7 +270,8 @@ class OptunaTracker:
             raise Refused(f"{self.name} has lost it: {error}.") from error
         except (OptunaError, *DATABASE_ERRORS, OSError) as error:
             text = " ".join(str(error).split())[:300]
-            raise Unreachable(f"Optuna's storage {self.name} cannot be used now: {text}") from error
+            damaged = damage.of_error(self.name.removeprefix(OPTUNA), text, damage.OPTUNA)
+            raise Unreachable(damaged or f"Optuna's storage {self.name} cannot be used now: {text}") from error
 
 
 def _opened(file: Path) -> RDBStorage:

@@ -22,9 +22,11 @@ from urllib.parse import urlsplit
 from hpo.child_process import spawn
 from hpo.errors import HpoError, StorageError, UserError
 from hpo.ledger.rows import RowMapping
-from hpo.ledger.sqlite_url import path_of
+from hpo.ledger.sqlite_url import path_of, url_of
 from hpo.storage.home import Home
+from hpo.tracking.damage import OPTUNA, damage_of
 from hpo.tracking.gate import PARAMETER, opening_page, token_of
+from hpo.tracking.keeper import storage_file
 from hpo.tracking.pages import study_page
 from hpo.tracking.uri import check_uri, of_rows, tracker_name
 
@@ -93,6 +95,8 @@ def start_optuna(
         raise UserError(
             f"optuna-dashboard's pages need {' and '.join(missing)}: pip install -e '.[dashboard]' in hpo's clone."
         )
+    if damaged := damage_of(url_of(storage_file(home)), OPTUNA):
+        raise HpoError(damaged)
     arguments = ["--study", study] if study else []
     return _spawn(home, "hpo.tracking.gated_dashboard", port, host, arguments, HPO_STORAGE=storage or home.storage)
 
@@ -154,6 +158,8 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     if uri.startswith("sqlite:///") and not (path_of(uri) or Path()).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
     check_uri(uri)
+    if damaged := damage_of(uri):
+        raise HpoError(damaged)
     return _spawn(home, "hpo.tracking.gated_server", port, host, [], MLFLOW_BACKEND_STORE_URI=uri, **_HARDENED)
 
 

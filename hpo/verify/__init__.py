@@ -14,6 +14,7 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.removal import REMOVING
 from hpo.storage.home import Home
 from hpo.text import command
+from hpo.tracking.damage import damage_of
 from hpo.tracking.uri import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
@@ -32,6 +33,7 @@ def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str
         if ledger.is_sqlite:
             report.differences += ledger.look(rules.integrity)
         names = [study] if study else ledger.look(queries.study_names)
+        damaged: dict[str, str] = {}
         for name in names:
             row = ledger.look(lambda connection, name=name: queries.study_row(connection, name))
             if row["state"] == REMOVING:
@@ -41,7 +43,12 @@ def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str
             # Rows that break the ledger's own rules are nothing to hold a tracker against.
             if rules.check(ledger, row, report):
                 disk.check(ledger, row, home, report)
-                tracker.check(ledger, row, home, tracking_uri_of(ledger, name, home, tracking_uri), report)
+                uri = tracking_uri_of(ledger, name, home, tracking_uri)
+                if uri not in damaged:
+                    damaged[uri] = damage_of(uri)
+                if not damaged[uri]:
+                    tracker.check(ledger, row, home, uri, report)
+        report.differences += filter(None, damaged.values())
         disk.check_leftovers(home, ledger.look(queries.study_names), report)
     finally:
         ledger.close()

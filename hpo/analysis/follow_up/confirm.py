@@ -51,6 +51,23 @@ def held_out(of: SourceStudy, given: str | None) -> list[str | None]:
     return [given]
 
 
+def check_measured(ledger: Ledger, of: SourceStudy, own: str, given: str | None, overrides: Mapping[str, Any]) -> None:
+    """Raise UserError, before anything is trained, where the metric that was given by --hold-out is one that no trial
+    of either study has reported, and neither `overrides` nor code that has changed since may have the task measure it.
+    """
+    if given is None or overrides:
+        return
+    with ledger.read() as connection:
+        names = {of.name, own}.intersection(queries.study_names(connection))
+        rows = {name: queries.study_row(connection, name) for name in names}
+        if any(live_queries.has_reported(connection, row["id"], given) for row in rows.values()):
+            return
+        if rows[of.name]["identity"].get("code") != of.study.code_sha256():
+            return
+        error = live_queries.unreported(connection, rows[of.name], given)
+    raise UserError(f"--hold-out: {error}")
+
+
 def check_reported(ledger: Ledger, found: Sequence[Confirmation], given: str | None) -> None:
     """Raise UserError where the metric that was given by --hold-out is one that no run has reported."""
     if given is None or any(row.held_out for one in found for row in one.rows):
@@ -145,16 +162,17 @@ def facts(found: Sequence[Confirmation]) -> Any:
     return rows if len(rows) > 1 else rows[0]
 
 
-def describe(found: Sequence[Confirmation]) -> str:
-    """A table for each objective, and what they say."""
-    tables = "\n\n".join(_described(one, several=len(found) > 1) for one in found)
+def describe(found: Sequence[Confirmation], given: str | None = None) -> str:
+    """A table for each objective, and what they say; `given` by --hold-out."""
+    named = given is not None or len(found) > 1
+    tables = "\n\n".join(_described(one, named=named) for one in found)
     if len(found) == 1 or not found[0].front:
         return tables
     front = ", ".join(map(str, found[0].front))
     return f"{tables}\n\nunder other seeds no trial is better in every objective than trial {front}"
 
 
-def _described(found: Confirmation, several: bool) -> str:
+def _described(found: Confirmation, named: bool) -> str:
     """A line for each configuration, and what they say."""
     known = any(row.held_out for row in found.rows)
     table = [["trial", "selected", f"{found.metric} again", *([str(found.hold_out), "gap"] if known else [])]]
@@ -163,7 +181,7 @@ def _described(found: Confirmation, several: bool) -> str:
         if known:
             cells += [str(row.held_out or "none"), "" if row.gap is None else f"{row.gap:+.3g}"]
         table.append(cells)
-    return "\n".join([*aligned(table), *notes(found, several)])
+    return "\n".join([*aligned(table), *notes(found, named)])
 
 
 def _seedless(found: Confirmation) -> bool:
@@ -172,8 +190,8 @@ def _seedless(found: Confirmation) -> bool:
     return bool(several) and all((one.error or 0.0) <= 1e-12 * abs(one.mean) for one in several)
 
 
-def notes(found: Confirmation, several: bool) -> list[str]:
-    """What the table says, a sentence a line; `several`: it is one of several objectives."""
+def notes(found: Confirmation, named: bool) -> list[str]:
+    """What the table says, a sentence a line; `named`: --hold-out was given, or cannot be, with several objectives."""
     first, known = found.rows[0], any(row.held_out for row in found.rows)
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
@@ -186,7 +204,7 @@ def notes(found: Confirmation, several: bool) -> list[str]:
         if found.gap and found.gap.error is not None:
             lines.append(f"mean gap {found.gap.described('trial')}")
     elif found.hold_out:
-        other = "have the task measure it" if several else "name a metric by --hold-out, or have the task measure it"
+        other = "have the task measure it" if named else "name a metric by --hold-out, or have the task measure it"
         lines.append(f"no trial has reported {found.hold_out}: {other}")
     if failed := sum(row.failed for row in found.rows):
         lines.append(f"{counted(failed, 'run')} came to no value and {'is' if failed == 1 else 'are'} in no mean")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.analysis.models.checkpoints import model_of
-from hpo.errors import HomeError
+from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.text import counted, megabytes
@@ -17,8 +17,25 @@ if TYPE_CHECKING:
     from trainer.model.export import Exported
 
 
-def check_path(path: Path) -> None:
-    """Raise HomeError where there is no directory to write the file into: a mistyped one is not made."""
+_ENDINGS = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch"}
+
+
+def format_of(path: Path, given: str | None) -> str:
+    """The format that was given, else what the ending of the file says. Raises UserError."""
+    found = given or _ENDINGS.get(path.suffix.lower())
+    if found is None:
+        raise UserError(
+            f"--to {path}: a trial's model is exported as {', '.join(_ENDINGS.values())}: give --format, or a file "
+            f"that ends in {', '.join(_ENDINGS)}."
+        )
+    return found
+
+
+def check_path(path: Path, *, force: bool) -> None:
+    """Raise HomeError where there is no directory to write the file into, since a mistyped one is not made, and, but
+    with `force`, where the file is there already."""
+    if expanded(path).is_file() and not force:
+        raise HomeError(f"--to {path} exists already: name another file, or give --force to replace it.")
     if not expanded(path).absolute().parent.is_dir():
         raise HomeError(f"--to {path}: there is no directory {path.parent}; make it, or name another file.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpo.analysis.report import page
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger
 from hpo.storage import artifacts
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ NAME = "report.html"
 
 def leave(ledger: Ledger, home: Home, report: StudyReport) -> Path:
     """Leave the page in place of an earlier one; where it can be looked at. The mirror sends it when it next drains."""
-    with ledger.read() as connection:
-        study_id = queries.study_row(connection, report.name)["id"]
     with tempfile.TemporaryDirectory() as directory:
         files = {NAME: page.write([report], Path(directory, NAME))}
-        artifacts.leave(ledger, home.files(report.name, None), study_id, files)
-        artifacts.publish(home.plots(report.name), files)
+        artifacts.leave_in_home(ledger, home, report.name, files, "--out FILE.html")
     return home.plots(report.name) / NAME

@@ -612,6 +612,47 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     assert not verify(home, home.storage, None, None).differences
 
 
+UNHELD = """
+from hpo import Float, Objective, Study
+from trainer.config import Frozen, TrainConfig
+from trainer.report import Outcome
+
+class Config(Frozen):
+    x: float = 0.0
+    train: TrainConfig = TrainConfig()
+
+class Loop:
+    def __init__(self, config): self.x = config.x
+    def fit(self, reporter, checkpoints):
+        reporter.report(1, {"val/loss": self.x}, epoch=1)
+        return Outcome("complete", 1, 1)
+
+STUDY = Study("unheld", Config(), Loop, {"x": Float(0.0, 1.0)}, [Objective("val/loss")], sampler="random")
+"""
+
+
+@pytest.mark.usefixtures("process")
+def test_a_metric_that_nothing_measures_is_refused_before_training(tmp_path):
+    """Not so where the code has changed since, which may measure it now; nor is a given metric advised to be given."""
+    home, file = Home.at(tmp_path / "home"), tmp_path / "unheld.py"
+    file.write_text(UNHELD)
+    ran = hpo(home, "run", "--study", str(file), "--trials", "2", "--executor", "inline")
+    assert ran.exit_code == 0, ran.output
+    confirm = ("confirm", "--top", "1", "--seeds", "1", "--hold-out", "test/loss", "--executor", "inline")
+    early = hpo(home, *confirm)
+    said = "error: --hold-out: no trial of study 'unheld{}' has reported 'test/loss'"
+    assert early.exit_code == 2 and said.format("") in early.stderr
+    with Ledger(home.storage, create=False).read() as connection:
+        assert queries.study_names(connection) == ["unheld"]
+    file.write_text(UNHELD.replace('"val/loss": self.x', '"val/loss": self.x, "test/other": 0.5'))
+    late = hpo(home, *confirm)
+    assert late.exit_code == 2 and said.format("-confirm") in late.stderr
+    assert "no trial has reported test/loss: have the task measure it" in late.stdout
+    measured = hpo(home, *[word.replace("test/loss", "test/other") for word in confirm])
+    assert measured.exit_code == 0 and "gap: test/other minus" in measured.stdout
+    assert "name a metric by --hold-out" in hpo(home, *confirm[:5], "--executor", "inline").stdout
+
+
 @pytest.mark.usefixtures("process")
 def test_a_confirmation_grows_by_trials_and_by_seeds(home, confirmed):
     def confirm(top, seeds):

@@ -20,9 +20,9 @@ def found(*values: list[float]) -> Confirmation:
 
 
 def test_seeds_that_change_nothing_are_said_to_measure_nothing():
-    assert NO_LUCK in notes(found([0.25, 0.25], [0.5, 0.5 + 1e-16]), several=False)
-    assert NO_LUCK not in notes(found([0.25, 0.25], [0.5, 0.51]), several=False)
-    assert NO_LUCK not in notes(found([0.25], [0.5]), several=False), "one seed has no spread"
+    assert NO_LUCK in notes(found([0.25, 0.25], [0.5, 0.5 + 1e-16]), named=False)
+    assert NO_LUCK not in notes(found([0.25, 0.25], [0.5, 0.51]), named=False)
+    assert NO_LUCK not in notes(found([0.25], [0.5]), named=False), "one seed has no spread"
 
 
 def ahead(differences: list[float]) -> Confirmation:

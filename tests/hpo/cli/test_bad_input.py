@@ -30,7 +30,7 @@ from hpo.declaration.spec import StudySpec
 from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger, store, tables
 from hpo.storage.home import Home
-from hpo.tracking import mlflow
+from hpo.tracking import damage, mlflow
 from studies.mlp.config import Config as MlpConfig
 
 pytestmark = pytest.mark.whole
@@ -451,6 +451,7 @@ if "verify" in reading:
     import mlflow.tracking
 for command in reading:
     if not (child := os.fork()):
+        os.dup2(1, 2)
         sys.argv = ["hpo", *command.split(), "--study", "mlp", "--home", home]
         runpy.run_module("hpo", run_name="__main__")
     print("rc", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -493,6 +494,29 @@ def test_a_home_that_may_only_be_read_says_the_same(ended):
     assert "points" in found["verify"] and "behind" not in found["verify"]
 
 
+@pytest.mark.usefixtures("process")
+def test_what_is_left_in_a_home_to_read_names_the_way_out(ended):
+    """A report and plots, which their options write elsewhere."""
+    why = f"error: home {ended.root} cannot be written (Read-only file system): "
+    out = {"report": "--out FILE.html", "plot history": "--save DIR"}
+    for command, said in read_only(ended, *out).items():
+        assert said.splitlines()[-2:] == [f"{why}{out[command]} writes elsewhere.", "rc 2"]
+
+
+@pytest.mark.usefixtures("process")
+def test_nothing_is_dropped_of_a_home_to_read_whose_ledger_is_elsewhere(ended, tmp_path):
+    """Else the rows would say that files are gone which are there."""
+    shutil.copyfile(ended.root / "ledger.db", tmp_path / "ledger.db")
+    storage = f"sqlite:///{tmp_path / 'ledger.db'}"
+    before = hpo("status", "--json", "--storage", storage, home=ended).stdout
+    said = (
+        f"error: home {ended.root} cannot be written (Read-only file system): choose another with --home or HPO_HOME."
+    )
+    for text in read_only(ended, f"gc --storage {storage}", f"rm --yes --storage {storage}").values():
+        assert text == f"{said}\nrc 2\n"
+    assert hpo("status", "--json", "--storage", storage, home=ended).stdout == before
+
+
 def test_a_home_whose_files_take_no_changes_says_the_same(ended, tmp_path, monkeypatch):
     """As above where mounting is not allowed: the files are taken as read-only, and none of them changes."""
 
@@ -501,7 +525,7 @@ def test_a_home_whose_files_take_no_changes_says_the_same(ended, tmp_path, monke
 
     allowed = {command: hpo(*command.split(), "--study", "mlp", home=ended).stdout for command in READING}
     before = files()
-    for module in (store, mlflow):
+    for module in (store, mlflow, damage):
         monkeypatch.setattr(module, "writable", lambda path: False)
     monkeypatch.chdir(tmp_path)
     for command in READING:

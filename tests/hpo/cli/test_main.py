@@ -61,7 +61,7 @@ SURFACE = {
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
     "soup": "--study --top --trial --save --json --home --storage --tracking-uri",
     "promote": "number --name --alias --undo --dry-run --study --json --home --storage --tracking-uri",
-    "export": "--to number --format --study --name --json --home --storage",
+    "export": "--to number --format --force --study --name --json --home --storage",
     "import": "",
     "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
     "schedule": "--study -o --config --steps-per-epoch --save --json --home --storage",
@@ -459,6 +459,22 @@ def test_ctrl_c_before_the_mirror_begins_says_how_much_mlflow_lacks(tmp_path, mo
     assert behind > 0 and f"MLflow is behind by {behind} transaction" in ended.stdout
 
 
+@pytest.mark.usefixtures("process")
+def test_a_damaged_mlflow_database_is_told_of_by_each_command(tmp_path):
+    """Also before anything was ever sent to it, with one sentence, which names the remedy."""
+    home = Home.at(tmp_path / "home").create()
+    database = home.root / "mlflow.db"
+    database.write_bytes(b"xx")
+    flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
+    remedy = f"MLflow's database {database} is damaged (file is not a database): move it away, with its -wal and -shm"
+    ended = hpo("run", *flags, home=home)
+    assert ended.exit_code == 0 and f" transactions: {remedy}" in ended.stdout
+    for words in (("verify",), ("doctor",), ("ui", "--port", "5990"), ("sync",)):
+        told = hpo(*words, home=home)
+        assert (told.exit_code, (told.stdout + told.stderr).count(remedy)) == (1, 1), words
+    assert "sends what is missing" not in hpo("verify", home=home).stdout
+
+
 def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
     class Terminal(io.StringIO):
         def isatty(self):
@@ -501,7 +517,10 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
             "train.folds=100000: each fold trains a model from the beginning, so give 1000 or less.",
         ),
         (("run", "--trials", "3", "--strategy", "pbt"), "--trials 3: pbt needs --trials 80, 8 members in 10"),
-        (("export", "0", "--to", "a/b/c"), "--to a/b/c: there is no directory a/b; make it, or name another file."),
+        (
+            ("export", "0", "--to", "a/b/c.onnx"),
+            "--to a/b/c.onnx: there is no directory a/b; make it, or name another file.",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence_with_the_value_and_the_fix(home, words, said):

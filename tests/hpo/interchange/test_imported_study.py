@@ -71,10 +71,26 @@ def test_every_command_takes_an_imported_study(asset, home):
     again = hpo("import", "optuna", database, home=home)
     assert "study digits-sweep: 0 new trials of 12" in again.output
     assert hpo("export", "--to", str(home.root.parent / "out.json"), home=home).exit_code == 0
-    for words in (("resume",), ("soup",), ("export", "0", "--to", "x"), ("confirm",), ("ablate",)):
+    for words in (("resume",), ("soup",), ("export", "0", "--to", "x.onnx"), ("confirm",), ("ablate",)):
         assert "was imported and has no code to train by, so it is never resumed" in refused(hpo(*words, home=home), 2)
     assert hpo("rm", "--study", "digits-sweep", "--yes", home=home).exit_code == 0
     assert hpo("verify", home=home).stdout.startswith("0 differences")
+
+
+def test_an_exported_file_is_replaced_only_by_force(home, tmp_path):
+    written(home, found(), "mlp")
+    for ending in ("json", "csv", "parquet"):
+        file = tmp_path / f"mine.{ending}"
+        file.write_text("mine")
+        said = refused(hpo("export", "--to", str(file), home=home), 2)
+        assert said == f"error: --to {file} exists already: name another file, or give --force to replace it.\n"
+        assert file.read_text() == "mine"
+        assert hpo("export", "--to", str(file), "--force", home=home).exit_code == 0
+        assert file.read_bytes() != b"mine"
+    database = ("export", "--to", str(tmp_path / "mine.db"))
+    assert "is never replaced: give another --name" in refused(hpo(*database, "--force", home=home), 2)
+    for name in ("one", "two"):  # a storage takes more than one study
+        assert hpo(*database, "--name", name, home=home).exit_code == 0
 
 
 def test_a_run_by_the_name_of_an_imported_study_is_refused(home):

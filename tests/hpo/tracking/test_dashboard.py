@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import hpo
 from hpo.cli.main import app
-from hpo.errors import UserError
+from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.tracking import ui
@@ -142,3 +142,6 @@ def test_what_cannot_be_served_is_one_sentence(home, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(UserError, match="not loopback"):
         ui.start_optuna(home, None, None, free_port(), "0.0.0.0")
+    (home.root / "optuna.db").write_bytes(b"xx")
+    with pytest.raises(HpoError, match=r"is damaged .file is not a database.: move it away, .* and `hpo ui --optuna"):
+        ui.start_optuna(home, None, None, free_port())

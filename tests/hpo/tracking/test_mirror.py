@@ -30,8 +30,9 @@ from hpo.ledger.process_id import Process
 from hpo.search.population.base import breeding
 from hpo.search.strategies.base import STRATEGIES
 from hpo.storage.home import Home
-from hpo.tracking import curves, mirror_process, pages, projection
+from hpo.tracking import curves, damage, mirror_process, pages, projection
 from hpo.tracking.base import Unreachable
+from hpo.tracking.damage import damage_of
 from hpo.tracking.mirror import Mirror
 from hpo.tracking.mirror_process import Mirroring
 from hpo.tracking.mlflow import MlflowTracker
@@ -697,7 +698,7 @@ def test_a_mirror_is_started_again_whatever_it_ended_by(made, code):
 @pytest.mark.parametrize(
     "harm", [lambda raw: raw[:5000], lambda raw: b"x" * len(raw), lambda raw: raw[: len(raw) // 2]]
 )
-def test_a_damaged_store_is_told_of_with_its_remedy_which_helps(made, home, harm):
+def test_a_damaged_store_is_told_of_with_its_remedy_which_helps(made, home, harm, monkeypatch):
     made.complete(2)
     sync(made)
     database = home.root / "mlflow.db"
@@ -710,11 +711,16 @@ def test_a_damaged_store_is_told_of_with_its_remedy_which_helps(made, home, harm
     with pytest.raises(Unreachable, match=remedy):
         sync(made)
     [told] = verify(home, home.storage, home.tracking_uri).differences
-    assert re.search(remedy, told)
+    assert re.search(remedy, told) and damage_of(home.tracking_uri) == told
+    with monkeypatch.context() as one_who_may_only_read:
+        one_who_may_only_read.setattr(damage, "writable", lambda _: False)
+        assert damage_of(home.tracking_uri) == told
     for path in home.root.glob("mlflow.db*"):
         path.unlink()
+    assert damage_of(home.tracking_uri) == ""
     sync(made)
     assert verify(home, home.storage, home.tracking_uri).differences == []
+    assert damage_of(home.tracking_uri) == damage_of("http://127.0.0.1:9") == ""
 
 
 def taken_back(made: Made, backup: Path) -> None:

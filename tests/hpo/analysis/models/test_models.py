@@ -275,12 +275,24 @@ def task_model(task, weights) -> torch.nn.Module:
     return model.eval()
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch", "onnx"])
-def test_an_export_gives_what_the_model_gives(home, tmp_path, format):
+@pytest.mark.parametrize(
+    ("format", "file", "given"),
+    [
+        ("safetensors", "model.safetensors", ()),
+        ("torch", "model.PT2", ()),
+        ("torch", "model.torch", ("--format", "torch")),
+        ("onnx", "model.onnx", ()),
+    ],
+)
+def test_an_export_gives_what_the_model_gives(home, tmp_path, format, file, given):
     if format == "onnx":
         pytest.importorskip("onnxruntime", reason="runs with pip install -e '.[onnx]'")
-    path = tmp_path / f"model.{format}"
-    shown = invoked_quietly(home, "export", "1", "--format", format, "--to", str(path))
+    path = tmp_path / file
+    path.write_text("before")
+    refusal = invoked_quietly(home, "export", "1", *given, "--to", str(path))
+    assert (refusal.exit_code, path.read_text()) == (2, "before")
+    assert f"--to {path} exists already: name another file, or give --force to replace it." in refusal.stderr
+    shown = invoked_quietly(home, "export", "1", *given, "--to", str(path), "--force")
     assert shown.exit_code == 0, shown.output
     assert float(shown.stdout.split("differ by ")[1].split()[0]) < 1e-4
     assert path.is_file() and [one.name for one in tmp_path.iterdir()] == [path.name]
@@ -326,9 +338,11 @@ def outputs(path: Path, format: str, x: torch.Tensor, expected: torch.Tensor) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["export", "9", "--to", "x"], 2, "has no trial 9: it has trials 0 to 4"),
+        (["export", "9", "--to", "x.onnx"], 2, "has no trial 9: it has trials 0 to 4"),
         (["export", "1", "--format", "gguf", "--to", "x"], 2, "choose one of safetensors, onnx, torch"),
-        (["export", "1", "--to", "/proc/none/x"], 2, "there is no directory /proc/none"),
+        (["export", "1", "--to", "/proc/none/x.pt2"], 2, "there is no directory /proc/none"),
+        (["export", "1", "--to", "x"], 2, "give --format, or a file that ends in .safetensors, .onnx, .pt2."),
+        (["export", "1", "--to", "x.csv"], 2, "--to x.csv: a trial's model is exported as safetensors, onnx, torch: "),
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code, sentence):
@@ -349,7 +363,7 @@ def test_what_gc_has_taken_cannot_be_exported(alike, tmp_path):
     ledger = Ledger(alike.storage, create=False)
     gone = {row["number"] for row in gc.collect(ledger, alike, "mlp").dropped}
     ledger.close()
-    shown = invoked_quietly(alike, "export", str(min(gone)), "--to", "x")
+    shown = invoked_quietly(alike, "export", str(min(gone)), "--to", "x.onnx")
     assert shown.exit_code == 2 and "has no checkpoint any more" in shown.stderr
     shown = invoked(alike, "soup")
     assert shown.exit_code == 2 and "without a checkpoint: trials" in shown.stderr
