@@ -36,7 +36,7 @@ def damage_of(uri: str, what: tuple[str, str] = MLFLOW) -> str:
 
 def of_error(uri: str, text: str, what: tuple[str, str] = MLFLOW) -> str:
     """The sentence if what SQLite, or a library over it, says is that the database at `uri` is damaged; else ""."""
-    return _sentence(uri, text, what) if any(words in text for words in _DAMAGED) else ""
+    return next((_sentence(uri, words, what) for words in _DAMAGED if words in text), "")
 
 
 def _sentence(uri: str, found: str, what: tuple[str, str]) -> str:

@@ -395,7 +395,7 @@ def test_compare_prints_and_writes(crafted, home, tmp_path):
     for number in range(4):
         put_trial(crafted, number, "complete", (number / 10,))
     text = hpo("compare", "--top", "2", home=home).stdout
-    assert [line.split()[0] for line in text.splitlines()] == ["number", "3", "2", "the"]
+    assert [line.split()[0] for line in text.splitlines()] == ["number", "3", "2", "the", "the"]
     assert text.splitlines()[-1] == "the same in all: state complete, epoch 1, seconds 90"
     assert [row["number"] for row in json.loads(hpo("compare", "--json", home=home).stdout)] == [3, 2, 1, 0]
     files = [str(tmp_path / name) for name in ("a.csv", "a.parquet")]
