@@ -64,6 +64,17 @@ class Dispatcher:
         self._targets = {target: _Target() for target in self._rules}
         self._quiet_since, self._revisions = clock.monotonic(), -1
         self._renewed, self._disk_due = clock.monotonic(), 0.0
+        self._driver = self._holder()  # whose run this is
+
+    def _holder(self) -> RowMapping | None:
+        """The study's driver now."""
+        return self._ledger.look(lambda connection: self._state(connection)[1])
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether another run of the study has begun: what waits is its process's to send, once this one has left."""
+        now = self._holder()
+        return self._driver is not None and now is not None and now["fence"] != self._driver["fence"]
 
     # What has happened
 
@@ -73,7 +84,7 @@ class Dispatcher:
             pass
         study, driver, total = self._ledger.look(self._state)
         told = self._silent(study, total) + self._full(study, driver)
-        if leaving and (ended := self._ledger.look(self._end)):
+        if leaving and (ended := self._end(study)):
             told += self._to_all([ended])
         self._write(study, told)
         if self._clock.monotonic() - self._renewed > RENEWAL:
@@ -126,9 +137,11 @@ class Dispatcher:
         run = driver["fence"]
         return [(rule.target, e) for rule, share in wanted for e in events.full(study, self._home, kept, share, run)]
 
-    def _end(self, connection: Connection) -> Event | None:
-        study = queries.study_row(connection, self._study)
-        return events.end(connection, study, leases.holder(connection, f"driver:{study['id']}"))
+    def _end(self, study: RowMapping) -> Event | None:
+        """How the run has ended. Where another has begun meanwhile, that run's own process says how it ends."""
+        if self._driver is not None and self.succeeded:
+            return events.lost(study, self._driver)
+        return self._ledger.look(lambda connection: events.end(connection, *self._state(connection)[:2]))
 
     def _write(self, study: RowMapping, told: Told, seen: Sequence[RowMapping] = ()) -> None:
         if not told and not seen:

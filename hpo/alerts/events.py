@@ -96,11 +96,19 @@ def end(connection: Connection, study: RowMapping, driver: RowMapping | None) ->
         return Event(f"end/{state}/{ended}", "end", f"{title}: {ended} trials have ended", text, None, values)
     if state != "open" or driver is None:
         return None
-    run, again = driver["fence"], command(f"resume --study {name}")
-    if is_dead(driver["host"], driver["pid"], driver["pid_started"]):
-        why = f"The process {driver['pid']} on {driver['host']} is dead; `{again}` goes on."
-        return Event(f"driver/{run}", "lost", f"the driver of study {name} was lost", why)
-    return Event(f"interrupted/{run}", "end", f"study {name} was interrupted", f"{text} `{again}` goes on.")
+    if event := lost(study, driver):
+        return event
+    text += f" `{command(f'resume --study {name}')}` goes on."
+    return Event(f"interrupted/{driver['fence']}", "end", f"study {name} was interrupted", text)
+
+
+def lost(study: RowMapping, driver: RowMapping) -> Event | None:
+    """That this driver was killed; None where it was not."""
+    if not is_dead(driver["host"], driver["pid"], driver["pid_started"]):
+        return None
+    again = command(f"resume --study {study['name']}")
+    why = f"The process {driver['pid']} on {driver['host']} is dead; `{again}` goes on."
+    return Event(f"driver/{driver['fence']}", "lost", f"the driver of study {study['name']} was lost", why)
 
 
 def _note(study: str, number: int, note: RowMapping) -> Event:

@@ -97,7 +97,8 @@ def _run(options: argparse.Namespace, leave: Leave) -> int:
     study = ledger.look(lambda connection: queries.study_row(connection, options.study))
     declared = rules.parse_all(study["environment"].get("alerts", []))
     name, me = f"alerts:{study['id']}", Process.current()
-    lease = leave.until(lambda: leases.acquire(ledger, name, options.study, me, clock, LEASE_TIMEOUT), Busy)
+    # One whose driver was killed has the lease until it has said so.
+    lease = leave.until(lambda: leases.acquire(ledger, name, options.study, me, clock, LEASE_TIMEOUT), Busy, GRACE)
     try:
         _follow(Dispatcher(ledger, options.study, home, declared, lease, clock), leave)
     finally:
@@ -116,6 +117,8 @@ def _follow(dispatcher: Dispatcher, leave: Leave) -> None:
         try:
             dispatcher.look(leaving=last)
             if not dispatcher.deliver(leaving=last) and last:
+                return
+            if last and dispatcher.succeeded:
                 return
             told = ""
         except DamagedLedger:

@@ -11,6 +11,7 @@ SIGTERM: send what is left, then leave. A second one: leave at once.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -178,16 +179,18 @@ class Leave:
         while (left := end - time.monotonic()) > 0 and self() == leaving:
             time.sleep(min(left, 0.1))
 
-    def until(self, attempt: Callable[[], T], error: type[HpoError]) -> T:
-        """`attempt` until it does not raise `error`; raise it when it is time to leave."""
-        pause = POLL
+    def until(self, attempt: Callable[[], T], error: type[HpoError], grace: float = 0.0) -> T:
+        """`attempt` until it does not raise `error`; raise it when it has been time to leave for `grace` seconds."""
+        pause, end = POLL, math.inf
         while True:
             try:
                 return attempt()
             except error as reason:
-                if self():
+                end = min(end, time.monotonic() + grace) if self() else math.inf
+                if time.monotonic() >= end:
                     raise
                 print(reason, flush=True)
+                pause = pause if end == math.inf else POLL
             self.wait(pause)
             pause = min(2 * pause, MAX_PAUSE)
 

@@ -20,7 +20,8 @@ from sqlalchemy import update
 
 from hpo.alerts import dispatch, rules, senders
 from hpo.alerts.dispatch import PER_MINUTE, Dispatcher
-from hpo.clock import FakeClock
+from hpo.alerts.process import Alerting
+from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy
 from hpo.ledger import alert_queries, leases, tables, transactions
 from hpo.ledger.process_id import Process
@@ -367,10 +368,8 @@ def leave(process: subprocess.Popen[bytes], made: Made) -> int:
     return process.returncode
 
 
-@pytest.mark.usefixtures("process")
-def test_a_driver_that_is_killed_is_told_of_by_those_it_leaves(made, hook, server, tmp_path):
-    """The process that sends outlives its driver by as long as it takes to say so."""
-    declare(made, hook(server.url, "lost,end"))
+def killed_driver(made: Made, alerts: list[str], tmp_path: Path) -> None:
+    """A driver with a process that sends, killed once that has its lease."""
     script = tmp_path / "driver.py"
     script.write_text(f"""
 import sys, time
@@ -382,7 +381,7 @@ from hpo.storage.home import Home
 home = Home.at({str(made.home.root)!r})
 ledger = Ledger(home.storage, create=False)
 leases.acquire(ledger, "driver:{made.id}", "s", Process.current(), SystemClock(), 5)
-alerting = Alerting.of(home, ledger, "s", {[hook(server.url, "lost,end")]!r})
+alerting = Alerting.of(home, ledger, "s", {alerts!r})
 print(alerting._process.process.pid, flush=True)
 time.sleep(1000)
 """)
@@ -396,12 +395,37 @@ time.sleep(1000)
     driver.kill()
     driver.wait()
     driver.stdout.close()
+
+
+@pytest.mark.usefixtures("process")
+def test_a_driver_that_is_killed_is_told_of_by_those_it_leaves(made, hook, server, tmp_path):
+    """The process that sends outlives its driver by as long as it takes to say so."""
+    declare(made, alert := hook(server.url, "lost,end"))
+    killed_driver(made, [alert], tmp_path)
+    deadline = time.monotonic() + 60
     while made.ledger.look(lambda connection: leases.holder(connection, f"alerts:{made.id}")) is not None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert names(made, server) == ["driver/1"]
     assert server.got[0].body["title"] == "the driver of study s was lost"
     assert f"`hpo resume --study s --home {made.home.root}` goes on" in server.got[0].body["text"]
+
+
+@pytest.mark.usefixtures("process")
+def test_a_run_that_begins_at_once_tells_of_its_own_end(made, hook, server, tmp_path):
+    """What the killed run has left still holds on to a target that takes nothing, and has no word on the new run."""
+    alerts = [hook(server.url, "lost,end"), f"slack:@{tmp_path / 'not-there'} on lost"]
+    declare(made, *alerts)
+    killed_driver(made, alerts, tmp_path)
+    lease = leases.acquire(made.ledger, f"driver:{made.id}", "s", Process.current(), SystemClock(), 5)
+    alerting = Alerting.of(made.home, made.ledger, "s", alerts)
+    assert alerting is not None
+    with made.ledger.write() as connection:
+        connection.execute(update(tables.studies).values(state="complete"))
+    alerting.finish()
+    lease.release()
+    told = [got.id.partition("/")[2] for got in server.got]
+    assert sorted(told) == ["driver/1", "end/complete/0"]
 
 
 def test_one_process_at_a_time_sends(made, hook, server):
