@@ -613,21 +613,11 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
 
 
 UNHELD = """
-from hpo import Float, Objective, Study
-from trainer.config import Frozen, TrainConfig
-from trainer.report import Outcome
+import hpo
 
-class Config(Frozen):
-    x: float = 0.0
-    train: TrainConfig = TrainConfig()
-
-class Loop:
-    def __init__(self, config): self.x = config.x
-    def fit(self, reporter, checkpoints):
-        reporter.report(1, {"val/loss": self.x}, epoch=1)
-        return Outcome("complete", 1, 1)
-
-STUDY = Study("unheld", Config(), Loop, {"x": Float(0.0, 1.0)}, [Objective("val/loss")], sampler="random")
+@hpo.study(space={"x": hpo.Float(0.0, 1.0)}, minimize="val/loss")
+def unheld(trial):
+    trial.report(1, {"val/loss": trial.params.x})
 """
 
 
@@ -644,7 +634,7 @@ def test_a_metric_that_nothing_measures_is_refused_before_training(tmp_path):
     assert early.exit_code == 2 and said.format("") in early.stderr
     with Ledger(home.storage, create=False).read() as connection:
         assert queries.study_names(connection) == ["unheld"]
-    file.write_text(UNHELD.replace('"val/loss": self.x', '"val/loss": self.x, "test/other": 0.5'))
+    file.write_text(UNHELD.replace("trial.params.x}", 'trial.params.x, "test/other": 0.5}'))
     late = hpo(home, *confirm)
     assert late.exit_code == 2 and said.format("-confirm") in late.stderr
     assert "no trial has reported test/loss: have the task measure it" in late.stdout
