@@ -1,6 +1,6 @@
 """What lanes save: a step of K trials as lanes of one model against K steps of the loop by hand, and of `fit`.
 
-    python bench/lanes.py [--widths 32 64 128 256] [--lanes 2 4 8 16 32 64] [--pairs 30] [--steps 20]
+    python bench/lanes.py [--widths 32 64 128 256] [--lanes 2 4 8 16 32 64] [--pairs 30] [--steps 20] [--device cpu]
 
 The MLP and the loops of bench/training.py, at several widths, in batches of 64: every block of so many steps of the
 group is followed by one of the loop by hand and one of `fit`, in one process and on one thread. Printed is the time of
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -93,7 +94,8 @@ def main() -> None:
     for width in given.widths:
         base.WIDTH = width
         for lanes in given.lanes:
-            plain = {"num_epochs": 20, "batch_size": base.BATCH, "schedule": {"name": "cosine", "warmup_ratio": 0.1}}
+            plain = {"device": given.device, "precision": "fp32", "num_epochs": 20, "batch_size": base.BATCH}
+            plain |= {"schedule": {"name": "cosine", "warmup_ratio": 0.1}}
             config = TrainConfig.model_validate(plain)
             rates = np.geomspace(1e-4, 1e-2, lanes)
             configs = [TrainConfig.model_validate({**plain, "lanes": lanes, "optim": {"lr": lr}}) for lr in rates]

@@ -1,6 +1,6 @@
 """What the trainer costs: `fit` against a loop written by hand, in one process, in alternating blocks of steps.
 
-    python bench/training.py [--pairs 200] [--steps 100]
+    python bench/training.py [--pairs 200] [--steps 100] [--device cpu]
 
 All train the same MLP, 64 wide, on the same loader with AdamW, clipping and a cosine schedule. `fit` also keeps its
 metrics, its guard against NaN, its seeds, its deterministic mode and its checkpoints (one per epoch of 1000 steps);
@@ -37,10 +37,12 @@ from bench.machine import machine  # noqa: E402
 from trainer.checkpoint.store import CheckpointStore  # noqa: E402
 from trainer.config import TrainConfig  # noqa: E402
 from trainer.data import Loader, TensorDataset  # noqa: E402
+from trainer.data.loader import to_device  # noqa: E402
 from trainer.loop import fit  # noqa: E402
 from trainer.optim import build as optim  # noqa: E402
 from trainer.optim.schedule import schedule  # noqa: E402
 from trainer.report import Silent  # noqa: E402
+from trainer.runtime.device import pick_device  # noqa: E402
 from trainer.task import Loss, Task  # noqa: E402
 
 SAMPLES, FEATURES, CLASSES, WIDTH, BATCH = 64_000, 32, 10, 64, 64
@@ -69,8 +71,9 @@ class Setting:
     """What every loop trains with: the model, the loader, the optimizer, the rate of each step, and for how long."""
 
     def __init__(self, config: TrainConfig) -> None:
-        self.model = Mlp(None).model()
-        self.loader = Loader(Mlp(None), config, torch.device("cpu"))
+        self.device = pick_device(config.device)
+        self.model = Mlp(None).model().to(self.device)
+        self.loader = Loader(Mlp(None), config, self.device)
         self.optimizer = optim.build(config.optim, self.model)
         epochs = self.loader.sampler.epochs
         total = int(epochs.step(config.num_epochs))
@@ -80,8 +83,8 @@ class Setting:
     def batches(self) -> Iterator[tuple[int, Any, Any]]:
         """(step, x, y)"""
         epochs = (self.loader.epoch(epoch, 0) for epoch in range(self.num_epochs))
-        for step, [(x, y)] in enumerate(window for epoch in epochs for window in epoch):
-            yield step, x, y
+        for step, [batch] in enumerate(window for epoch in epochs for window in epoch):
+            yield step, *to_device(batch, self.device)
 
     def set_lr(self, step: int) -> None:
         for group in self.optimizer.param_groups:
@@ -105,7 +108,7 @@ def by_accelerate(config: TrainConfig) -> Iterator[None]:
     """The loop as Accelerate's guide has it."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
-    setting, accelerator = Setting(config), Accelerator(cpu=True)
+    setting, accelerator = Setting(config), Accelerator(cpu=pick_device(config.device).type == "cpu")
     model, optimizer = accelerator.prepare(setting.model, setting.optimizer)
     for step, x, y in setting.batches():
         with accelerator.accumulate(model):
@@ -132,6 +135,7 @@ class Stopwatch:
 
     def step(self) -> None:
         if self.count % self.steps == 0:
+            _wait()
             self.seconds.append([time.perf_counter() - self.started, *map(self._block, self.others)])
             if len(self.seconds) > self.pairs:
                 raise Enough
@@ -144,6 +148,7 @@ class Stopwatch:
         start = time.perf_counter()
         for _ in range(self.steps):
             next(loop)
+        _wait()
         seconds = time.perf_counter() - start
         torch.use_deterministic_algorithms(exact)
         return seconds
@@ -151,6 +156,12 @@ class Stopwatch:
     def blocks(self) -> np.ndarray:
         """[blocks, loops], without the first, which is the set-up."""
         return np.array(self.seconds[1:])
+
+
+def _wait() -> None:
+    """Until a GPU has done what it was given."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 class Watched(Silent):
@@ -203,7 +214,7 @@ def lightning(config: TrainConfig, watch: Stopwatch) -> None:
         "enable_checkpointing": False,
         "enable_model_summary": False,
     }
-    trainer = L.Trainer(accelerator="cpu", max_epochs=1, gradient_clip_val=1.0, barebones=False, **off)
+    trainer = L.Trainer(accelerator=setting.device.type, max_epochs=1, gradient_clip_val=1.0, barebones=False, **off)
     trainer.fit(Module(), Batches())
 
 
@@ -227,10 +238,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     epochs = given.pairs * given.steps * 2 * BATCH // SAMPLES + 2
-    plain = {"num_epochs": epochs, "batch_size": BATCH, "schedule": {"name": "cosine", "warmup_ratio": 0.1}}
+    plain = {"device": given.device, "precision": "fp32", "num_epochs": epochs, "batch_size": BATCH}
+    plain |= {"schedule": {"name": "cosine", "warmup_ratio": 0.1}}
     config = TrainConfig.model_validate(plain)
     print(f"{machine()}, torch {torch.__version__}; {given.pairs} pairs of {given.steps} steps of {BATCH} samples")
     installed = {name: importlib.util.find_spec(name) is not None for name in ("accelerate", "lightning")}
