@@ -5,7 +5,7 @@
   const root = document.documentElement, state = document.querySelector("[data-state]"), AGAIN = 3000;
   const report = document.querySelector("[data-later]"); // the scripts of a report are here too
   const parts = new Map(); // name -> its HTML as it came
-  let cursor = root.dataset.cursor, source = null, timer = 0;
+  let cursor = root.dataset.cursor, source = null, timer = 0, pressed = false, held = [];
 
   function say(text, away = true) {
     state.textContent = text;
@@ -14,6 +14,17 @@
   function later(what) {
     clearTimeout(timer);
     timer = setTimeout(what, AGAIN);
+  }
+  /* What is replaced between the press and the release of a button or a key would never hear of the click. */
+  function calmly(change) {
+    pressed ? held.push(change) : change();
+  }
+  function release() {
+    setTimeout(() => { // after the click
+      const changes = held;
+      [pressed, held] = [false, []];
+      for (const change of changes) change();
+    });
   }
   function listen() {
     source?.close();
@@ -27,7 +38,7 @@
     });
     on("rows", ({ data, lastEventId }) => {
       cursor = lastEventId;
-      merge(JSON.parse(data));
+      calmly(() => merge(JSON.parse(data)));
     });
     on("refresh", renew);
     on("trouble", ({ data }) => {
@@ -51,7 +62,7 @@
     try {
       const answer = await fetch(location.href.split("#")[0]);
       const text = await answer.text();
-      if (answer.ok) swap(new DOMParser().parseFromString(text, "text/html"));
+      if (answer.ok) calmly(() => swap(new DOMParser().parseFromString(text, "text/html")));
       else {
         say(text);
         later(renew);
@@ -75,6 +86,9 @@
   /* A browser opens six connections to a server, and a stream keeps one: a page that nobody sees has none. */
   function begin() {
     for (const part of document.querySelectorAll("[data-part]")) parts.set(part.dataset.part, part.outerHTML);
+    for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, () => { pressed = true; }, true);
+    for (const kind of ["pointerup", "pointercancel", "keyup"]) addEventListener(kind, release, true);
+    addEventListener("blur", release);
     document.addEventListener("visibilitychange", () => document.hidden ? source?.close() : listen());
     if (!document.hidden) listen();
   }

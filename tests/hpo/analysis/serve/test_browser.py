@@ -112,6 +112,22 @@ def test_rows_and_curves_come_and_what_was_chosen_stays(browser, crafted):
         until(shown, "document.querySelector('[data-state]').textContent.startsWith('This is in the ledger no more')")
 
 
+def test_a_click_that_a_new_row_comes_into_is_not_lost(browser, crafted):
+    home, ledger = crafted
+    path = "study/crafted/"
+    with served(home) as server, opened(browser, server, path) as shown, opened(browser, server, path) as other:
+        box = shown.locator("[aria-label='mark trial 0']")
+        box.click(delay=200, trial=True)  # the page has come to rest
+        box.hover()
+        shown.mouse.down()
+        put_trial(ledger, 2, "waiting", revision=1)
+        until(other, f"{ROWS}.some(r => r[1] === '2')")
+        time.sleep(0.5)  # both pages are told within one look at the ledger
+        shown.mouse.up()
+        until(shown, f"{ROWS}.some(r => r[1] === '2')")
+        assert box.is_checked()
+
+
 def test_a_server_that_was_away_loses_and_doubles_nothing(browser, crafted):
     home, ledger = crafted
     with served(home) as server:
