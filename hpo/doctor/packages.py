@@ -23,10 +23,14 @@ def interpreter() -> Iterator[Finding]:
     """Python and the platform."""
     import hpo
 
-    wanted = metadata.metadata("hpo")["Requires-Python"] or ""
     text = f"hpo {hpo.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
     from packaging.specifiers import SpecifierSet
 
+    if version_of("hpo") is None:
+        place = Path(__file__).parents[2]
+        yield Finding("python", "fails", f"{text}; hpo runs from {place} without an install", f"pip install -e {place}")
+        return
+    wanted = metadata.metadata("hpo")["Requires-Python"] or ""
     if platform.python_version() not in SpecifierSet(wanted, prereleases=True):
         yield Finding("python", "fails", text, f"hpo needs Python {wanted}: make an environment with it.")
     else:
@@ -55,7 +59,7 @@ def installed(required: list[str] | None = None) -> Iterator[Finding]:
 
 def extras(required: list[str] | None = None) -> Iterator[Finding]:
     """Each extra: installed, or the command that installs it."""
-    names = metadata.metadata("hpo").get_all("Provides-Extra") or []
+    names = metadata.metadata("hpo").get_all("Provides-Extra") or [] if version_of("hpo") else []
     for extra in sorted(set(names) - {*NOT_OFFERED}):
         needed = _requirements(required, extra)
         missing = [one.name for one in needed if (found := version_of(one.name)) is None or found not in one.specifier]
@@ -79,7 +83,9 @@ def _requirements(required: list[str] | None, extra: str) -> list[Requirement]:
     """What hpo requires on this platform, for `extra` alone or at all."""
     from packaging.requirements import Requirement
 
-    every = map(Requirement, metadata.requires("hpo") or [] if required is None else required)
+    if required is None:
+        required = metadata.requires("hpo") or [] if version_of("hpo") else []
+    every = map(Requirement, required)
     of_extra = [one for one in every if bool(one.marker and "extra" in str(one.marker)) is bool(extra)]
     return [one for one in of_extra if one.marker is None or one.marker.evaluate({"extra": extra})]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,17 @@ def test_packages_that_are_missing_or_too_old():
     assert "not installed (no-such-extra)" in extras["ui"].text and "pip install -e '.[ui]'" in extras["ui"].fix
     assert extras["images"].text.startswith("images: pillow ") and not extras["images"].fix
     assert "dev" not in extras
+
+
+def test_a_clone_that_is_not_installed(monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    for name in ("version", "metadata", "requires"):
+        monkeypatch.setattr(packages.metadata, name, absent)
+    [found] = packages.interpreter()
+    assert found.level == "fails" and "without an install" in found.text and found.fix.startswith("pip install -e ")
+    assert not [*packages.extras()] and {one.level for one in packages.installed()} <= {"ok"}
 
 
 def test_a_driver_that_torch_cannot_use(tmp_path):
