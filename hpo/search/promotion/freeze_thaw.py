@@ -162,6 +162,7 @@ class FreezeThawSampler:
 
     def tell(self, record: TrialRecord) -> None:
         if not self._told:  # its import, of torch, takes seconds for which the first ask would have workers wait
+            import_module("concurrent.futures.thread")  # torch's need, which no thread can import as the process ends
             threading.Thread(target=import_module, args=(_MODEL,), name="import of the model").start()
         self._told = True
         self._take(record)
