@@ -58,15 +58,15 @@ class Packed:
         epoch, row = divmod(index, len(self))
         if epoch != self._epoch:
             self._epoch, self._placed = epoch, self._place(epoch)
+        pieces = self._pieces[self._placed[self._slots[self._starts[row] : self._starts[row + 1]]]]
+        sizes = torch.from_numpy(pieces[:, 2] - pieces[:, 1])
+        ends = sizes.cumsum(0)
+        full = int(ends[-1])
         tokens = torch.full((self.length,), self.pad_id, dtype=torch.int64)
         positions, documents = torch.zeros_like(tokens), torch.full_like(tokens, -1)
-        end = 0
-        for number, slot in enumerate(self._slots[self._starts[row] : self._starts[row + 1]]):
-            document, start, stop = self._pieces[self._placed[slot]].tolist()
-            begin, end = end, end + stop - start
-            tokens[begin:end] = self.data[document][start:stop]
-            positions[begin:end] = torch.arange(stop - start)
-            documents[begin:end] = number
+        torch.cat([self.data[document][start:stop] for document, start, stop in pieces.tolist()], out=tokens[:full])
+        positions[:full] = torch.arange(full) - (ends - sizes).repeat_interleave(sizes)
+        documents[:full] = torch.arange(len(pieces)).repeat_interleave(sizes)
         return {"tokens": tokens, "positions": positions, "documents": documents}
 
     def _place(self, epoch: int) -> np.ndarray:

@@ -89,7 +89,8 @@ class TokenFile:
         if self.size == 0:
             return torch.zeros(0, dtype=torch.int64)
         if self._tokens is None:
-            self._tokens = np.memmap(self.path.with_suffix(".bin"), self.dtype, "r", shape=(self.size,))
+            mapped = np.memmap(self.path.with_suffix(".bin"), self.dtype, "r", shape=(self.size,))
+            self._tokens = np.asarray(mapped)  # a view: each slice of a memmap itself is another one, for 10 us
         return torch.from_numpy(np.array(self._tokens[place], dtype=np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
