@@ -12,7 +12,7 @@ import torch
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.precision import check, matmul_precision
-from trainer.runtime.device import pick_device
+from trainer.runtime.device import numbered, pick_device
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         # takes 2 to 4 % of a step.
         filling.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision(matmul_precision(config.precision))
-        yield device
+        yield numbered(device)
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

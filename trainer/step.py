@@ -28,7 +28,7 @@ from trainer.ranks import Solo
 from trainer.runtime.seeding import derive, seed_all
 from trainer.runtime.window import Window
 from trainer.state import TrainState
-from trainer.task import Loss, Task, method
+from trainer.task import Loss, Task, checked
 
 Jump = tuple[float, float]  # the loss of a window that jumped, and the norm of its gradient
 
@@ -179,25 +179,7 @@ class Stepper:
         """What the task says of a batch on the device, looked at."""
         with autocast(self.config.precision, self.device), self.offloaded():
             loss = self.task.loss(self.module, batch)
-        if not isinstance(loss, Loss):
-            raise TrainerError(
-                f"{method(self.task, 'loss')} returned a {type(loss).__name__}: return Loss(sum, n), the losses of n "
-                "samples added up, or of their mean Loss(mean * n, n)."
-            )
-        numbers = loss.tensors()
-        many = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in numbers.items() if tensor.numel() != 1}
-        odd = many if "sum" in numbers else {"sum": type(loss.sum).__name__}
-        for name, found in odd.items():
-            raise TrainerError(
-                f"{method(self.task, 'loss')} returned a Loss whose {name} is {found}: give a tensor of one number, "
-                "the sum with its gradient, as in Loss(losses.sum(), len(losses))."
-            )
-        if loss.sum.dtype in (torch.bfloat16, torch.float16):
-            raise TrainerError(
-                f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
-                "output.float() before the loss."
-            )
-        return loss.scalars() if any(tensor.ndim for tensor in numbers.values()) else loss
+        return checked(self.task, loss)
 
     def drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""

@@ -52,6 +52,29 @@ def method(task: Any, name: str) -> str:
     return f"{name}() of {type(task).__name__}{where}"
 
 
+def checked(task: Task, loss: Any) -> Loss:
+    """What the task returned as its loss, of numbers without a shape. Raises TrainerError where it is no such loss."""
+    if not isinstance(loss, Loss):
+        raise TrainerError(
+            f"{method(task, 'loss')} returned a {type(loss).__name__}: return Loss(sum, n), the losses of n "
+            "samples added up, or of their mean Loss(mean * n, n)."
+        )
+    numbers = loss.tensors()
+    many = {name: f"of shape {tuple(tensor.shape)}" for name, tensor in numbers.items() if tensor.numel() != 1}
+    odd = many if "sum" in numbers else {"sum": type(loss.sum).__name__}
+    for name, found in odd.items():
+        raise TrainerError(
+            f"{method(task, 'loss')} returned a Loss whose {name} is {found}: give a tensor of one number, "
+            "the sum with its gradient, as in Loss(losses.sum(), len(losses))."
+        )
+    if loss.sum.dtype in (torch.bfloat16, torch.float16):
+        raise TrainerError(
+            f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
+            "output.float() before the loss."
+        )
+    return loss.scalars() if any(tensor.ndim for tensor in numbers.values()) else loss
+
+
 def built(task: Task) -> nn.Module:
     """The task's model, its tensors settled. Raises TrainerError where it is none."""
     model: Any = task.model()

@@ -63,8 +63,8 @@ class Small(Task):
         return Loss(F.cross_entropy(model(x).to(self.dtype), y, reduction="sum"), len(y))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x = torch.randn(20, 6, dtype=self.dtype)
-        return {"val/loss": F.cross_entropy(model(x), torch.arange(20) % 3).item()}
+        x = torch.randn(20, 6, dtype=self.dtype).to(next(model.parameters()).device)
+        return {"val/loss": F.cross_entropy(model(x), torch.arange(20, device=x.device) % 3).item()}
 
 
 class OneOf(Trial):

@@ -51,8 +51,8 @@ class Toy(Task):
         return Loss(cross_entropy(out, y, reduction="sum"), len(y), {"right": (out.argmax(1) == y).sum()})
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x = torch.randn(20, 6)
-        return {"val/loss": cross_entropy(model(x), torch.zeros(20, dtype=torch.long)).item()}
+        x = torch.randn(20, 6).to(next(model.parameters()).device)
+        return {"val/loss": cross_entropy(model(x), x.new_zeros(20, dtype=torch.long)).item()}
 
 
 class MemoryReporter:
@@ -158,7 +158,7 @@ class Trial:
             if not key.startswith("time/") and not key.endswith("per_sec"):
                 sha.update(f"{step} {key} {'nan' if math.isnan(value) else struct.pack('<d', value).hex()}\n".encode())
         for name, tensor in self.task.net.state_dict().items():
-            sha.update(name.encode() + tensor.numpy().tobytes())
+            sha.update(name.encode() + tensor.cpu().numpy().tobytes())
         return sha.hexdigest()
 
 

@@ -10,6 +10,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.redaction import redacted
 from trainer.task import Task
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def memory_plan(
     """What micro-batches of `size` need of a memory that is bounded, and what would fit; None where nothing bounds it.
 
     On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out, and what
-    cannot be estimated is an event; several ranks estimate where they are asked to. Their bound is the least of all.
+    cannot be estimated is an event, whatever the reason: if the task is at fault, its first step says so better.
+    Several ranks estimate where they are asked to. Their bound is the least of all.
     """
     auto = config.micro_batch_size == "auto"
     if ranks.ranks > 1 and config.memory_limit is None and not auto:
@@ -58,10 +60,11 @@ def memory_plan(
     limit, may_shrink = min(ranks.everyone(limit)), auto or config.memory_limit is None
     try:
         found = plan(task, config, limit, size, batch_of, may_shrink=may_shrink, halved=halved)
-    except ConfigError as error:
+    except Exception as error:
         if auto or config.memory_limit is not None:
             raise
-        on_event("memory_estimate", step=0, reason=str(error))
+        reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        on_event("memory_estimate", step=0, reason=redacted(reason))
         return None
     on_event("memory_estimate", step=0, limit=limit, micro_batch_size=found.fits, **asdict(found.asked))
     return found

@@ -20,7 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -39,7 +44,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
 from trainer.ranks import ALONE, Solo
 from trainer.runtime.device import pick_device
-from trainer.task import Loss, Task, built
+from trainer.task import Loss, Task, built, checked
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ class Live(TorchDispatchMode):
     def count(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
             if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage())
+                for part in _parts(tensor):
+                    self._count(part.untyped_storage())
 
     def _count(self, storage: Any) -> None:
         key = storage._cdata
@@ -134,6 +140,19 @@ class Live(TorchDispatchMode):
         if self.on_cpu and func in _CONVOLUTIONS:
             self.peak = max(self.peak, self.now + _unfolded(func, args, result))
         return result
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Those that have the storage of a tensor, which a sparse one has not itself."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []  # oneDNN's own, which no GPU has
 
 
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
@@ -242,7 +261,7 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         def loss_of(micro_step: int, batch: Any) -> Loss:
             before = live.now
             with autocast(config.precision, torch.device("cpu")), forgotten(config.activations, device):
-                loss = penalised(config.gradients, model, lambda: task.loss(model, batch))
+                loss = penalised(config.gradients, model, lambda: checked(task, task.loss(model, batch)))
             forward.append(live.now - before)
             return loss
 
@@ -319,7 +338,8 @@ def plan(
     """Make the micro-batch smaller, from `size` on, until the estimate fits; `batch_of(size)` gives one of the task's
     own, where its `largest_batch` gives none, and `halved(size)` the next smaller size, itself where there is none.
 
-    Raises ConfigError where the loss looks at values, and for ranks that cannot be estimated.
+    Raises ConfigError where the loss looks at values, or computes what only values give a shape, and for ranks that
+    cannot be estimated; what the task raises, as it is.
     """
     task = copy.copy(task)  # whatever its model() keeps of the model made for show
 
@@ -333,7 +353,7 @@ def plan(
         while needed.peak > limit and (smaller := halved(fits)) < fits:
             fits = smaller
             needed = estimate(task, config, largest(fits), accumulates=True)
-    except DataDependentOutputException as error:
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise ConfigError(
             "the loss looks at values, so what a step needs cannot be estimated: leave train.memory_limit out and set "
             f"train.micro_batch_size to a number ({error})."

@@ -13,7 +13,22 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"train.device is {name!r}, but this machine has no CUDA device: set it to cpu or auto.")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"train.device is {name!r}, but the last GPU that torch finds here is cuda:{count - 1}: set that."
+        )
+    return device
+
+
+def numbered(device: torch.device) -> torch.device:
+    """The device with its index: of a GPU that was given without one this process's own, as torch.cuda.memory needs it.
+
+    CUDA is initialised by this, so that no fork of the process can use it afterwards.
+    """
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import torch
 from torch import nn
 from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, TrainerError
+from trainer.memory import bound
 
 pytestmark = pytest.mark.whole
 
@@ -81,3 +85,71 @@ def test_auto_resumes_bit_for_bit(tmp_path):
 def test_what_cannot_be_estimated_is_refused(tmp_path, task, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Trial(tmp_path, task, **settings).attempt()
+
+
+class Bare(Toy):
+    def loss(self, model, batch):
+        return super().loss(model, batch).sum
+
+
+class Buggy(Toy):
+    def loss(self, model, batch):
+        return super().loss(model, (*batch, "one too many"))
+
+
+class Sparse(Toy):
+    def model(self):
+        net = super().model()
+        for name, wide in (("coo", torch.eye(6).to_sparse()), ("csr", torch.eye(6).to_sparse_csr())):
+            net.register_buffer(name, wide, persistent=False)
+        return net
+
+    def loss(self, model, batch):
+        x, y = batch
+        return super().loss(model, (torch.sparse.mm(model.coo, x.T).T, y))
+
+
+@pytest.fixture
+def unbounded_gpu(monkeypatch):
+    """As on a GPU whose bound nobody has set: what a step needs is estimated in every fit."""
+    monkeypatch.setattr(bound, "memory_limit", lambda config, device: config.memory_limit or 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("task", "error", "sentence", "reason"),
+    [
+        (Bare, TrainerError, r"loss\(\) of Bare .* returned a Tensor", r"TrainerError: loss\(\) of Bare"),
+        (Buggy, ValueError, "too many values to unpack", "ValueError: too many values"),
+    ],
+)
+@pytest.mark.usefixtures("unbounded_gpu")
+def test_a_task_at_fault_hears_of_it_from_its_first_step(tmp_path, task, error, sentence, reason):
+    trial = Trial(tmp_path, task)
+    with pytest.raises(error, match=sentence):
+        trial.attempt()
+    assert re.match(reason, dict(trial.reporter.events)["memory_estimate"]["reason"])
+
+
+@pytest.mark.usefixtures("unbounded_gpu")
+def test_what_cannot_be_estimated_trains_where_nobody_asked(tmp_path):
+    trial = Trial(tmp_path, Peeks)
+    assert trial.attempt().kind == "complete"
+    assert "memory_limit" in dict(trial.reporter.events)["memory_estimate"]["reason"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")  # torch's, of what is made here
+@pytest.mark.usefixtures("unbounded_gpu")
+def test_sparse_tensors_are_in_the_estimate(tmp_path):
+    trial = Trial(tmp_path, Sparse)
+    assert trial.attempt().kind == "complete"
+    assert dict(trial.reporter.events)["memory_estimate"]["peak"] > 0
+
+
+def test_what_has_a_shape_by_its_values_alone_is_refused_in_a_sentence(tmp_path):
+    class Chosen(Toy):
+        def loss(self, model, batch):
+            x, y = batch
+            return super().loss(model, (x[y >= 0], y))
+
+    with pytest.raises(ConfigError, match=r"cannot be estimated: leave train\.memory_limit out"):
+        Trial(tmp_path, Chosen, memory_limit="1GiB").attempt()

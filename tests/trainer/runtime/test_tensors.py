@@ -105,7 +105,8 @@ class Bag(Toy):
         return super().loss(model, ((x > 0).long(), y))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        return {"val/loss": F.cross_entropy(model(torch.ones(4, 6).long()), torch.zeros(4, dtype=torch.long)).item()}
+        x = torch.ones(4, 6).long().to(next(model.parameters()).device)
+        return {"val/loss": F.cross_entropy(model(x), torch.zeros_like(x[:, 0])).item()}
 
 
 class Sparse(Bag):
