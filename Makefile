@@ -31,7 +31,7 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow coverage golden mutations \
+	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow test-gpu coverage golden mutations \
 	lint format bench clean
 
 help:  ## list the targets
@@ -114,6 +114,9 @@ test-fast: $(READY)  ## units and contracts, without processes, Ray, PostgreSQL 
 test-slow: $(READY)  ## the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
+
+test-gpu: $(READY)  ## on a GPU: what tests of a CPU cannot know, and that runs resume to the bit there too
+	GPU=1 $(PYTEST) -m 'gpu and not slow'
 
 coverage: $(READY)  ## branch coverage of `make test`, by package
 	$(COMPILE)

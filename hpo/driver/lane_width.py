@@ -17,12 +17,14 @@ from hpo.driver.request import RunRequest
 from hpo.errors import SpaceError
 from hpo.space.space import Space
 from hpo.workers.executors.placement import Placement, elsewhere
+from hpo.workers.executors.resources import devices, needs
 from trainer.config.lanes import LANE_FIELDS
 from trainer.redaction import redacted
 
 LANES = "train.lanes"
 LEAST = 4  # lanes of a group: fewer take longer together than one after the other (docs/performance.md)
 WIDTHS = (4, 8, 16)  # that are measured
+ON_GPUS = "on a GPU a lane's digits depend on the lanes beside it, so that an interrupted study may end with others"
 GAIN = 1.5  # of a step on its own over that of a lane, from which on auto has trials fused
 
 
@@ -30,8 +32,21 @@ def settled(
     request: RunRequest, resolved: ResolvedStudy, begun: StudySpec | None, placement: Placement
 ) -> tuple[RunRequest, str]:
     """The request with the number of lanes that the study gets, and what to tell the user of it; as it was, and
-    nothing, where that number was asked for. A study that has `begun` keeps its number."""
+    nothing, where that number was asked for and trains on a CPU. A study that has `begun` keeps its number."""
     asked = resolved.study.shape.train.get("lanes", 1)
+    request, notice = _settled(asked, request, resolved, begun, placement)
+    if begun is None and request.overrides.get(LANES, asked) not in (1, "auto") and _on_gpus(resolved, placement):
+        notice = f"{notice}; {ON_GPUS}" if notice else f"{LANES}={asked}: {ON_GPUS}"
+    return request, notice
+
+
+def _on_gpus(resolved: ResolvedStudy, placement: Placement) -> bool:
+    return needs(resolved.study).gpu and not elsewhere(placement.executor) and bool(devices())
+
+
+def _settled(
+    asked: Any, request: RunRequest, resolved: ResolvedStudy, begun: StudySpec | None, placement: Placement
+) -> tuple[RunRequest, str]:
     if asked == 1 or (begun is not None and LANES not in request.overrides):  # it has those that it began with
         return request, ""
     before = asked if begun is None else _lanes_of(begun)

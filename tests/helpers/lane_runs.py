@@ -79,6 +79,7 @@ class OneOf(Trial):
         **config: Any,
     ) -> None:
         base: dict[str, Any] = {"batch_size": 16, "micro_batch_size": None, "lanes": 1000, "checkpoint": {}}
+        base |= {"precision": "fp32"}  # on a GPU too: of what is in float64 the digits are compared
         super().__init__(directory, task, verdict, **(base | config))
         whole = Whole(train=self.config, **of)
         self.task_class: Any = lambda _: task(whole)

@@ -17,7 +17,7 @@ from trainer.report import ENDS, Verdict
 from trainer.state import STATE_ITEMS
 from trainer.task import Loss
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.gpu]
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,19 @@ def test_lanes_are_fused_where_four_of_them_are_alike(tmp_path, lanes, kinds, or
     assert (lane_width._scattered(resolved, lanes, ("model.dropout",)) == "") is fused
 
 
+def test_on_a_gpu_is_said_what_lanes_cannot_promise_there(tmp_path, monkeypatch):
+    def told(lanes: int, **overrides: Any) -> str:
+        request, resolved = asked(lanes, tmp_path, overrides={**ONE_SIZE, **overrides})
+        after, words = settled(request, resolved, None, LOCAL)
+        assert after == request
+        return words
+
+    assert not told(8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert told(8) == f"train.lanes=8: {lane_width.ON_GPUS}"
+    assert not told(8, **{"train.device": "cpu"}) and not told(1)
+
+
 def test_a_study_that_has_begun_keeps_its_number(tmp_path):
     """Also one of several kinds that fused them before; and the same command again is no change."""
     for before, now, after in ((4, "auto", 4), (1, "auto", 1), (1, 8, 1), (8, 8, 8), (4, 8, 8)):

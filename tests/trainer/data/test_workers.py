@@ -455,7 +455,8 @@ def test_nothing_is_sent_of_what_cannot_be_pickled():
         assert next(made.map([(0, [1])])) == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU, by make test-gpu")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_for_a_gpu_are_pinned_and_the_same(num_workers):
     class Reading(Task):

@@ -13,7 +13,8 @@ from trainer.memory.bound import memory_limit
 from trainer.runtime.device import pick_device
 from trainer.settings import runtime
 
-on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU")
+pytestmark = pytest.mark.gpu
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU, by make test-gpu")
 
 
 @pytest.fixture
