@@ -74,7 +74,11 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
 
     ledger, name, _ = open_study(str(request.home.root), request.storage, result.study)
     with closing(ledger), ledger.read() as connection:
-        return facts_of(connection, name) | {"reason": result.reason, "behind": result.behind}
+        return facts_of(connection, name) | {
+            "reason": result.reason,
+            "behind": result.behind,
+            "damage": result.damage,
+        }
 
 
 def _drive(request: RunRequest, begun: Callable[[], None]) -> RunResult:

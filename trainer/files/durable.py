@@ -39,10 +39,15 @@ def write_text(target: Path, text: str) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary name that becomes `target` at the end of the block; one process at a time may write a target."""
+    """A temporary name that becomes `target` at the end of the block, and is gone where that raises; one process at a
+    time may write a target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
     temporary.unlink(missing_ok=True)
-    yield temporary
-    os.replace(temporary, target)
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync(target.parent)

@@ -106,7 +106,7 @@ def export(
     if format not in FORMATS:
         raise ConfigError(f"--format {format!r} is not known: choose one of {', '.join(FORMATS)}.")
     given = inputs(task, config, model)
-    with torch.no_grad(), _replacing(path) as temporary:
+    with torch.no_grad(), replacing(path) as temporary:
         expected = _outputs(model(*given.args, **given.kwargs))
         got, free = FORMATS[format](task, model, given, temporary, about)
         difference = max((_difference(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)
@@ -119,17 +119,6 @@ def export(
         sync(temporary)
         size = temporary.stat().st_size
     return Exported(path, format, size, given.samples, difference, free)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """`durable.replacing`, without a temporary file that stays where the block fails."""
-    with replacing(path) as temporary:
-        try:
-            yield temporary
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 Written = tuple[list[Tensor], bool | None]  # what the file gives, and whether any batch size will do
