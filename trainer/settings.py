@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,9 @@ from trainer.errors import ConfigError
 from trainer.model.precision import check, matmul_precision
 from trainer.runtime.device import numbered, pick_device
 
+_DEFAULT, _WARN, _ERROR = 0, 1, 2  # torch.set_deterministic_debug_mode's
+_COMPILERS = "TORCHINDUCTOR_DETERMINISTIC"
+
 
 @contextmanager
 def runtime(config: TrainConfig) -> Iterator[torch.device]:
@@ -23,7 +27,7 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
     if config.compile and device.type == "cpu":
         _check_compiler()
     threads = torch.get_num_threads()
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before, compilers = torch.get_deterministic_debug_mode(), os.environ.get(_COMPILERS)
     benchmark, matmul = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     filling: Any = torch.utils.deterministic
     filled = filling.fill_uninitialized_memory
@@ -32,7 +36,7 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(config.num_threads)
-        torch.use_deterministic_algorithms(config.deterministic)
+        _set_deterministic(_ERROR if config.deterministic else _DEFAULT, config.compile)
         torch.backends.cudnn.benchmark = not config.deterministic
         # Writing NaN over all memory before its first use only matters to a model that reads what it never wrote, and
         # takes 2 to 4 % of a step.
@@ -41,10 +45,22 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         yield numbered(device)
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        _set_deterministic(before, config.compile)
+        os.environ.pop(_COMPILERS)
+        os.environ |= {} if compilers is None else {_COMPILERS: compilers}
         torch.backends.cudnn.benchmark = benchmark
         filling.fill_uninitialized_memory = filled
         torch.set_float32_matmul_precision(matmul)
+
+
+def _set_deterministic(mode: int, compiles: bool) -> None:
+    """As torch.use_deterministic_algorithms, which also tells torch's compiler, and imports it for that; one that is
+    imported later, by a study's own torch.compile, reads the environment."""
+    os.environ[_COMPILERS] = "1" if mode != _DEFAULT else "0"
+    if compiles or "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode != _DEFAULT, warn_only=mode == _WARN)
+    else:
+        torch.set_deterministic_debug_mode(mode)
 
 
 def _check_compiler() -> None:

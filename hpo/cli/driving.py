@@ -16,6 +16,7 @@ from hpo.errors import HpoError
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunRequest, RunResult
+    from hpo.workers.prepared import Prepared
 
 SILENCE = 0.2  # seconds that a command may take to begin before it says on a terminal what it does
 PIPED_SILENCE = 5.0  # the same elsewhere, where what was said stays
@@ -52,13 +53,26 @@ def starting(
         end()
 
 
-def drive(request: RunRequest, *, quiet: bool = False, as_json: bool = False) -> None:
+@contextmanager
+def preparing(executor: str | None) -> Iterator[Prepared | None]:
+    """What forks local workers, where they may be asked for: it imports what they need while the command imports what
+    drives them, which takes as long."""
+    from hpo.workers.prepared import Prepared
+
+    if executor not in (None, "local") or not Prepared.possible():
+        yield None
+        return
+    with closing(Prepared()) as prepared:
+        yield prepared
+
+
+def drive(request: RunRequest, prepared: Prepared | None, *, quiet: bool = False, as_json: bool = False) -> None:
     """Run or resume, and show it; as JSON, show it on standard error and print how it has ended."""
     with (
         starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
         facts.notes(as_json or quiet),
     ):
-        result = _drive(request, begun)
+        result = _drive(request, prepared, begun)
     if as_json:
         facts.print_json(_ended(request, result))
     if result.signal:
@@ -81,14 +95,14 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
         }
 
 
-def _drive(request: RunRequest, begun: Callable[[], None]) -> RunResult:
+def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], None]) -> RunResult:
     from rich.console import Console
 
     from hpo.cli.live import summary
     from hpo.cli.watch import watched
 
     console = Console()
-    result, view = watched(request, console, begun)
+    result, view = watched(request, console, begun, prepared=prepared)
     with _deaf():
         console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
         if result.reason and result.state != "stopped" and not result.signal:

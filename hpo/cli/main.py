@@ -14,7 +14,7 @@ import typer
 from hpo import text
 from hpo.cli import alerts, interchange, looking, models, options, removal, results, tags, tracking, training
 from hpo.cli import workers as cli_workers
-from hpo.cli.driving import drive
+from hpo.cli.driving import drive, preparing
 from hpo.cli.facts import print_json
 from hpo.cli.options import (
     MOST,
@@ -128,45 +128,47 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Search until trials, epochs or time are used up. A study that exists is continued."""
-    from hpo.declaration import enqueue as enqueued
-    from hpo.declaration.budget import parse_time
-    from hpo.driver.request import RunRequest
-    from hpo.space.tags import parsed
-    from hpo.storage.home import Home
-    from hpo.workers.executors.resources import Resources
+    with preparing(executor) as prepared:
+        from hpo.declaration import enqueue as enqueued
+        from hpo.declaration.budget import parse_time
+        from hpo.driver.request import RunRequest
+        from hpo.space.tags import parsed
+        from hpo.storage.home import Home
+        from hpo.workers.executors.resources import Resources
 
-    drive(
-        RunRequest(
-            home=Home.at(home),
-            reference=study,
-            name=name,
-            trials=trials,
-            epochs=epochs,
-            seconds=None if time is None else parse_time(time),
-            executor=executor,
-            workers=workers,
-            resources=Resources(cpus_per_worker, gpus_per_worker),
-            scheduler=scheduler,
-            sampler=sampler,
-            strategy=strategy,
-            order=order,
-            window=window,
-            seed=seed,
-            tier=tier,
-            enqueue=enqueued.read(enqueue) if enqueue else None,
-            warm_start=warm_start,
-            overrides=options.overrides(config, override),
-            storage=storage,
-            checkpoints=checkpoints,
-            max_bytes=options.size(max_bytes),
-            tracking_uri=tracking_uri,
-            trackers=tracker,
-            alerts=alert,
-            tags=parsed(tag or ()),
-            allow_drift=allow_drift,
-        ),
-        as_json=as_json,
-    )
+        drive(
+            RunRequest(
+                home=Home.at(home),
+                reference=study,
+                name=name,
+                trials=trials,
+                epochs=epochs,
+                seconds=None if time is None else parse_time(time),
+                executor=executor,
+                workers=workers,
+                resources=Resources(cpus_per_worker, gpus_per_worker),
+                scheduler=scheduler,
+                sampler=sampler,
+                strategy=strategy,
+                order=order,
+                window=window,
+                seed=seed,
+                tier=tier,
+                enqueue=enqueued.read(enqueue) if enqueue else None,
+                warm_start=warm_start,
+                overrides=options.overrides(config, override),
+                storage=storage,
+                checkpoints=checkpoints,
+                max_bytes=options.size(max_bytes),
+                tracking_uri=tracking_uri,
+                trackers=tracker,
+                alerts=alert,
+                tags=parsed(tag or ()),
+                allow_drift=allow_drift,
+            ),
+            prepared,
+            as_json=as_json,
+        )
 
 
 @app.command()
@@ -190,33 +192,34 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Continue an interrupted study from its last checkpoints. More may be asked for."""
-    from hpo.declaration.budget import parse_time
-    from hpo.driver.request import RunRequest
-    from hpo.storage.home import Home
-    from hpo.storage.lookup import open_study
-    from hpo.tracking.uri import tracking_uri_of
-    from hpo.workers.executors.resources import Resources
+    with preparing(executor) as prepared:
+        from hpo.declaration.budget import parse_time
+        from hpo.driver.request import RunRequest
+        from hpo.storage.home import Home
+        from hpo.storage.lookup import open_study
+        from hpo.tracking.uri import tracking_uri_of
+        from hpo.workers.executors.resources import Resources
 
-    ledger, name, at = open_study(home, storage, study, upgrade=True)
-    request = RunRequest(
-        home=Home.at(home),
-        name=name,
-        trials=trials,
-        epochs=epochs,
-        seconds=None if time is None else parse_time(time),
-        executor=executor,
-        workers=workers,
-        resources=Resources(cpus_per_worker, gpus_per_worker),
-        scheduler=scheduler,
-        storage=storage,
-        max_bytes=options.size(max_bytes),
-        tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
-        trackers=tracker,
-        alerts=alert,
-        allow_drift=allow_drift,
-    )
-    ledger.close()
-    drive(request, as_json=as_json)
+        ledger, name, at = open_study(home, storage, study, upgrade=True)
+        request = RunRequest(
+            home=Home.at(home),
+            name=name,
+            trials=trials,
+            epochs=epochs,
+            seconds=None if time is None else parse_time(time),
+            executor=executor,
+            workers=workers,
+            resources=Resources(cpus_per_worker, gpus_per_worker),
+            scheduler=scheduler,
+            storage=storage,
+            max_bytes=options.size(max_bytes),
+            tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
+            trackers=tracker,
+            alerts=alert,
+            allow_drift=allow_drift,
+        )
+        ledger.close()
+        drive(request, prepared, as_json=as_json)
 
 
 @app.command()

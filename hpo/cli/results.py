@@ -308,4 +308,4 @@ def _drive(
     """Run the derived study to its end, before the user's eyes or on standard error."""
     from hpo.analysis.follow_up.derived_study import grown, request
 
-    drive(request(of, name, grown(ledger, name, listed), driven), quiet=quiet)
+    drive(request(of, name, grown(ledger, name, listed), driven), None, quiet=quiet)

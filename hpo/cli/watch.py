@@ -18,6 +18,7 @@ from hpo.text import command
 from hpo.tracking import mirror_process
 from hpo.tracking.damage import damage_of
 from hpo.tracking.uri import tracker_name, tracking_uri_of
+from hpo.workers.prepared import Prepared
 
 
 def watched(
@@ -25,11 +26,13 @@ def watched(
     console: Console,
     begun: Callable[[], None] = lambda: None,
     at_once: Callable[[int], NoReturn] = leave,
+    prepared: Prepared | None = None,
 ) -> tuple[RunResult, View]:
     """Run it, with its progress on `console`; how it has ended, and what was shown.
 
     begun    called once the study is open and workers are about to begin
     at_once  called with the number of a second signal, by which everything is to end
+    prepared what will fork the workers, if it has been begun
     """
     views: list[View] = []
     ledgers: list[Ledger] = []
@@ -42,7 +45,7 @@ def watched(
         return views[0].tick
 
     try:
-        result = run(request, watch, at_once)
+        result = run(request, watch, at_once, prepared)
     except KeyboardInterrupt:  # before workers begin or after they have left: the driver takes signals between
         if not views:
             raise

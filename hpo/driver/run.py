@@ -18,7 +18,6 @@ from hpo.declaration.budget import Budget
 from hpo.declaration.references import load
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
-from hpo.declaration.study import Study
 from hpo.driver import lane_width
 from hpo.driver.beside import Beside
 from hpo.driver.loop import Driver
@@ -36,35 +35,36 @@ from hpo.tracking.mlflow import silence
 from hpo.tracking.trackers import settled
 from hpo.tracking.uri import check_uri, tracking_uri_of
 from hpo.workers.executors.placement import Placement, PlacementRequest, elsewhere
-from hpo.workers.prepared import STEPS, Prepared
-from trainer.report import trains_itself
+from hpo.workers.prepared import Prepared
 
 
 def run(
     request: RunRequest,
     watch: Callable[[Ledger, str, int], Callable[[str], None]],
     at_once: Callable[[int], NoReturn] = leave,
+    prepared: Prepared | None = None,
 ) -> RunResult:
     """Drive the study to its end or its interruption.
 
     `watch(ledger, name, workers)` gives what is called at every tick, with a text to show if there is one; a second
-    signal calls `at_once`.
+    signal calls `at_once`. `prepared` may have been begun before, and is closed by who has begun it.
     """
     with request.home.keeping(), ExitStack() as ends:
-        return _run(request, watch, at_once, ends)
+        return _run(request, watch, at_once, prepared, ends)
 
 
 def _run(
     request: RunRequest,
     watch: Callable[[Ledger, str, int], Callable[[str], None]],
     at_once: Callable[[int], NoReturn],
+    prepared: Prepared | None,
     ends: ExitStack,
 ) -> RunResult:
     said = PlacementRequest(request.executor, request.workers, request.resources, request.scheduler)
     asked = said.settled()
     if asked.executor == "ray-tune":
         request = _decided_by_tune(request)
-    prepared = _prepared(asked, ends)  # imports while the study is read, which may import as much
+    prepared = _prepared(asked, prepared, ends)  # imports while the study is read, which may import as much
     if request.tracking_uri:
         check_uri(request.tracking_uri)
     storage = request.storage or request.home.storage
@@ -77,7 +77,7 @@ def _run(
     resolved = declare(request, known, workers=asked.workers)
     study, spec = resolved.study, resolved.spec
     placement = said.over(_last(known, spec.name)).settled() if known else asked
-    prepared = _needed(prepared, placement, study)
+    prepared = _unless_elsewhere(prepared, placement)
     if placement.executor == "ray-tune":
         _decided_by_tune(request)  # as the study was driven before
         _bounded_by_trials(known, spec.name)
@@ -132,22 +132,19 @@ def _run(
         driver.release()
 
 
-def _prepared(asked: Placement, ends: ExitStack) -> Prepared | None:
+def _prepared(asked: Placement, begun: Prepared | None, ends: ExitStack) -> Prepared | None:
     """What will fork the workers, until `ends`, where they may be of this host and can be forked."""
-    local = asked.executor == "local" and Prepared.possible()
-    return ends.enter_context(closing(Prepared())) if local else None
+    if begun is not None or asked.executor != "local" or not Prepared.possible():
+        return _unless_elsewhere(begun, asked)
+    return ends.enter_context(closing(Prepared()))
 
 
-def _needed(prepared: Prepared | None, placement: Placement, study: Study) -> Prepared | None:
-    """With what the study needs, unless its workers are not of this host after all."""
-    if prepared is None:
-        return None
-    if placement.executor != "local":
-        prepared.close()
-        return None
-    steps = isinstance(study.task, str) or not trains_itself(study.task)
-    prepared.need(*[STEPS] if steps else [])
-    return prepared
+def _unless_elsewhere(prepared: Prepared | None, placement: Placement) -> Prepared | None:
+    """The same, which ends where workers are not of this host after all."""
+    if prepared is None or placement.executor == "local":
+        return prepared
+    prepared.close()
+    return None
 
 
 def _with_lanes(

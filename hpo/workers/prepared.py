@@ -32,7 +32,6 @@ from hpo.child_process import die_with_parent, start
 
 _MODULE = "hpo.workers.worker"
 _IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safetensors.torch")
-STEPS = "torch._dynamo"  # what the first step of any of torch's optimizers imports, for 1.5 s of a processor
 _ROOM = 4096  # bytes of a command line, over which that of a worker is written
 _OWN_THREADS = {"jemalloc_bg_thd"}  # which its library starts anew in a fork
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 15, 36, 37
@@ -80,7 +79,7 @@ class Forked:
 
 class Prepared:
     """The prepared process as its driver has it: it imports what every worker needs from the beginning on, and forks
-    once it has been asked to import what else the study needs. `close` ends it; what it has forked lives on."""
+    once it has. `close` ends it; what it has forked lives on."""
 
     def __init__(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -98,11 +97,6 @@ class Prepared:
     @staticmethod
     def possible() -> bool:
         return sys.platform == "linux" and Path("/proc/self/task").exists()
-
-    def need(self, *modules: str) -> None:
-        """What else workers will import, of libraries alone; called once."""
-        with suppress(OSError):  # it has died, which `settled` finds out
-            self._connection.send(json.dumps(modules).encode())
 
     @property
     def settled(self) -> bool:
@@ -238,8 +232,6 @@ def main() -> NoReturn:
     connection = socket.socket(fileno=int(sys.argv[1]))
     _show([sys.executable, "-P", "-m", "hpo.workers.prepared"], "hpo-prepared")
     for module in _IMPORTED:
-        import_module(module)
-    for module in json.loads(connection.recv(1 << 16) or b"[]"):
         import_module(module)
     from hpo.declaration.identity import installed
 

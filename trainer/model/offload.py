@@ -23,6 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainer.config import ActivationConfig
 from trainer.errors import TrainerError
+from trainer.runtime.tensors import divided
 
 SMALL = 1 << 16  # bytes, below which a tensor stays
 
@@ -59,7 +60,7 @@ def _moves(where: str, device: torch.device) -> bool:
 
 def _stays(tensor: Tensor) -> bool:
     held = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-    return held or tensor.nbytes < SMALL or hasattr(tensor, "placements")  # a DTensor: already one part of several
+    return held or tensor.nbytes < SMALL or divided(tensor)
 
 
 class _Here:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
+
+from trainer.runtime.tensors import divided
 
 
 class Own(Optimizer):
@@ -56,9 +57,11 @@ def decay(params: list[Tensor], group: dict[str, Any]) -> None:
 
 def divided_as(tensor: Tensor, like: Tensor) -> Tensor:
     """What is of the shape of `like`, whole on every rank or divided in another way, divided as that is."""
-    if not isinstance(like, DTensor):
+    if not divided(like):
         return tensor
-    if not isinstance(tensor, DTensor):
+    if not divided(tensor):
+        from torch.distributed.tensor import DTensor, Replicate
+
         everywhere = [Replicate()] * like.device_mesh.ndim
         tensor = DTensor.from_local(tensor, like.device_mesh, everywhere, run_check=False)
     return tensor.redistribute(placements=like.placements)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.errors import ConfigError
 from trainer.optim.groups import param_groups
+from trainer.optim.unmarked import without_compiler
 from trainer.runtime.dotted import named
 
 
@@ -25,6 +26,7 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
     A group of its `param_groups` has, besides what torch puts there, `lr_scale`: its share of the learning rate.
     Raises ConfigError for what `check` refuses, and for an optimizer of the user's own that cannot be made.
     """
+    without_compiler()
     groups = param_groups(model, config)
     check(config, model)
     return maker(config, sharded=sharded)(groups)

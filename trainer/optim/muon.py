@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, optim
 
 from trainer.optim.base import Own, decay, divided_as
+from trainer.optim.unmarked import unmarked
 
 
 def orthogonalised(x: Tensor, steps: int) -> Tensor:
@@ -72,11 +73,12 @@ class Muon(optim.Optimizer):
         self.parts = [make(groups) for make, groups in ((_Matrices, matrices), (optim.AdamW, others)) if groups]
         for part in self.parts:
             part.state = self.state
+        self._steps = [unmarked(part) for part in self.parts]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
-        for part in self.parts:
-            part.step()
+        for step in self._steps:
+            step()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # a copy of the object or a state dict: other groups and another state

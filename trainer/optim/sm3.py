@@ -10,10 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainer.optim.base import Own, decay
+from trainer.runtime.tensors import divided
 
 
 class SM3(Own):
@@ -49,7 +48,7 @@ def _largest(nu: Tensor, i: int, start: int, like: Tensor) -> Tensor:
     """The maximum over all dimensions but `i` of what `nu` is this rank's part of, divided as `like` is: along `i` it
     begins at `start`, and it may be empty."""
     others = [k for k in range(nu.ndim) if k != i]
-    if not isinstance(like, DTensor):
+    if not divided(like):
         return nu.amax(others, keepdim=True)
     side = like.shape[i] if i < like.ndim else 1
     found = nu.new_zeros([side if k == i else 1 for k in range(nu.ndim)])
@@ -64,15 +63,17 @@ def _largest(nu: Tensor, i: int, start: int, like: Tensor) -> Tensor:
 def _starts(tensor: Tensor) -> list[int]:
     """Where in it this rank's part begins, by dimension."""
     offset: Sequence[int] = [0] * tensor.ndim
-    if isinstance(tensor, DTensor):
+    if divided(tensor):
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return [*offset, 0, 0]
 
 
 def _part(tensor: Any) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if divided(tensor) else tensor
 
 
 def _whole(tensor: Any) -> Tensor:
     """As it was made: what has the shape of its parameter, a checkpoint gives back divided."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if divided(tensor) else tensor

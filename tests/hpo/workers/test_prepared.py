@@ -32,7 +32,6 @@ def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 @pytest.fixture(scope="module")
 def forking() -> Iterator[Prepared]:
     with closing(Prepared()) as process:
-        process.need()
         until(lambda: process.settled)
         assert not process.failure
         yield process
@@ -100,7 +99,6 @@ def test_sigkill_is_seen_as_its_end(waiting):
 
 def test_a_dead_prepared_process_forks_nothing_and_says_so(tmp_path):
     with closing(Prepared()) as process:
-        process.need()
         until(lambda: process.settled)
         process._process.kill()
         with (tmp_path / "log").open("ab") as output:
@@ -131,7 +129,6 @@ DRIVER = """
 import sys, time
 from hpo.workers.prepared import Prepared
 process = Prepared()
-process.need()
 while not process.settled:
     time.sleep(0.02)
 with open(sys.argv[1] + "/log", "ab") as output:
@@ -171,7 +168,6 @@ prepared.main()
 def test_each_draws_numbers_of_its_own_and_has_its_own_environment(forking, tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "start", _started_as(RANDOM))
     with closing(Prepared()) as process:
-        process.need()
         until(lambda: process.settled)
         assert not process.failure
         for name in "ab":

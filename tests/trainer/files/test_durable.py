@@ -7,7 +7,7 @@ import pytest
 from trainer.files.durable import replacing
 
 
-def test_a_file_whose_writing_fails_is_as_it_was_and_leaves_nothing_beside_it(tmp_path):
+def test_a_file_whose_writing_fails_is_as_it_was(tmp_path):
     target = tmp_path / "file"
     with replacing(target) as temporary:
         temporary.write_text("before")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -62,3 +65,56 @@ def test_an_optimizer_with_hooks_is_called_with_them():
         assert seen == ["global", "own"]
     finally:
         handle.remove()
+
+
+TRAINED = """
+import sys, tempfile
+from pathlib import Path
+import torch
+from torch import nn
+from trainer.checkpoint.store import CheckpointStore
+from trainer.config import TrainConfig
+from trainer.data import TensorDataset
+from trainer.loop import fit
+from trainer.optim.build import build
+from trainer.report import Silent
+from trainer.settings import runtime
+from trainer.task import Loss, Task
+
+
+class Line(Task):
+    def model(self):
+        return nn.Linear(2, 1)
+
+    def train_set(self):
+        return TensorDataset(torch.randn(8, 2))
+
+    def loss(self, model, batch):
+        return Loss(model(batch[0]).square().sum(), len(batch[0]))
+
+    def evaluate(self, model):
+        return {"val/loss": 0.0}
+
+
+for name in ("adamw", "sgd", "muon", "sm3"):
+    task = type("Deep", (Line,), {"model": lambda self: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))})(None)
+    config = TrainConfig.model_validate({"num_epochs": 1, "optim": {"name": name}})
+    with tempfile.TemporaryDirectory() as directory:
+        assert fit(task, config, Silent(), CheckpointStore(Path(directory), fence=1)).kind == "complete"
+costly = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor")
+print([name for name in costly if name in sys.modules])
+model = nn.Linear(2, 1)
+optimizer = build(config.optim, model)
+with runtime(TrainConfig()):
+    import torch._inductor.config as compilers
+    print(compilers.deterministic, torch.are_deterministic_algorithms_enabled())
+print(compilers.deterministic, torch.are_deterministic_algorithms_enabled())
+optimizer.zero_grad()
+print("torch._dynamo" in sys.modules, "_dynamo" in optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"].__module__)
+"""
+
+
+def test_a_fit_imports_no_compiler_and_one_that_comes_later_is_told(process):
+    """That it is to be deterministic; and torch's optimizers keep their methods from it as ever."""
+    ran = subprocess.run([sys.executable, "-c", TRAINED], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["[]", "True True", "False False", "True True"]
