@@ -110,7 +110,8 @@ with runtime(TrainConfig()):
     print(compilers.deterministic, torch.are_deterministic_algorithms_enabled())
 print(compilers.deterministic, torch.are_deterministic_algorithms_enabled())
 optimizer.zero_grad()
-print("torch._dynamo" in sys.modules, "_dynamo" in optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"].__module__)
+instead = getattr(type(optimizer).zero_grad.__wrapped__, "__dynamo_disable")
+print("torch._dynamo" in sys.modules, "_dynamo" in instead.__module__)
 """
 
 
