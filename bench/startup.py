@@ -34,7 +34,6 @@ PARTS = {  # each with those before it
     "Python": "pass",
     "numpy": "import numpy",
     "torch": "import torch",
-    "torch's compiler, which its optimizers import": "import torch._dynamo",
     "SQLAlchemy": "import sqlalchemy.dialects.sqlite",
     "the platform": "import hpo.workers.worker, hpo.workers.lanes",
     "the study and its data": "from studies.mlp.task import digits; digits(0)",
