@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -42,7 +42,10 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         # takes 2 to 4 % of a step.
         filling.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision(matmul_precision(config.precision))
-        yield numbered(device)
+        device = numbered(device)
+        # What is asked without a device concerns the current one: seeds, waits, memory.
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            yield device
     finally:
         torch.set_num_threads(threads)
         _set_deterministic(before, config.compile)

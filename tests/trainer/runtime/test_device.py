@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,18 +20,20 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where 
 
 
 @pytest.fixture
-def two_gpus(monkeypatch):
-    """As torch tells of a machine with two, of which this process uses the second."""
+def two_gpus(monkeypatch) -> list[torch.device]:
+    """As torch tells of a machine with two, of which this process uses the second; those that it was switched to."""
     for name, told in (("is_available", True), ("device_count", 2), ("current_device", 1)):
         monkeypatch.setattr(torch.cuda, name, lambda told=told: told)
+    switched: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext(switched.append(device)))
+    return switched
 
 
 @pytest.mark.parametrize(("asked", "index"), [("auto", 1), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
-@pytest.mark.usefixtures("two_gpus")
-def test_a_fit_knows_the_number_of_its_gpu(asked, index):
-    """Which torch.cuda.get_per_process_memory_fraction asks for."""
+def test_a_fit_knows_the_number_of_its_gpu_and_is_on_it(asked, index, two_gpus):
+    """Which torch.cuda.get_per_process_memory_fraction asks for; what seeds and waits concern the current one."""
     with runtime(TrainConfig(device=asked, precision="fp32")) as device:
-        assert device == torch.device("cuda", index)
+        assert device == torch.device("cuda", index) and two_gpus == [device]
 
 
 @pytest.mark.usefixtures("two_gpus")
