@@ -230,7 +230,7 @@ def undecided(found: Confirmation) -> str:
     said = f"{counted(ahead.count, 'seed')} cannot tell trial {first} from trial {second}: the 95 % interval of the "
     said += f"difference is {low:+.2g} to {high:+.2g}"
     needed = seeds_needed(ahead)
-    return said + (f"; --seeds {needed} may" if needed else "; either will do")
+    return said + (f"; --seeds {needed} may tell" if needed else "; either will do")
 
 
 def seeds_needed(ahead: Spread) -> int | None:

@@ -130,6 +130,9 @@ def overselected(of: Snapshot, best: Mapping[str, Any], confirmed: Sequence[Mapp
                     f"trial {best['number']} was selected by {metric} {number(row['selected'])}, and under other seeds "
                 )
                 text += f"{again['hold_out']} is {number(held)}: worse by more than {by}"
+                if row["again"] and sign * (row["again"]["mean"] - held) >= -error:
+                    own = number(row["again"]["mean"])
+                    text += f"; {metric} is {own} there itself, so the gain was its seed's luck"
                 yield "overselected", text, "report the held-out value, not the selected one"
         elif key := of.hold_outs.get(metric):
             yield from _beyond_others(of, best, place, sign, key)

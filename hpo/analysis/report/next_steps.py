@@ -27,7 +27,7 @@ def next_steps(
     """Of a study as it stands. `answer`, `sure` and `cautions` are those of its report."""
     found = [*_going_on(of)]
     if cautions:
-        found.append((f"Read {counted(len(cautions), 'caution')} at the top: each ends with what to do about it", ""))
+        found.append(("Read what to beware of at the top, and what to do about it", ""))
     if not answer["best"]:
         found += _without_answer(of)
     elif answer["best"][0]["imported"]:
@@ -64,7 +64,8 @@ def _surer(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> 
         yield f"Train the best trials under other seeds again: trial {best} came after that", sure["commands"]["anew"]
         return
     if sure["undecided"] and sure["commands"]["seeds"]:
-        yield f"Train them under more seeds: {sure['undecided'].partition(';')[0]}", sure["commands"]["seeds"]
+        why = sure["undecided"].partition(";")[0]
+        yield f"Train the confirmed trials under more seeds: {why}", sure["commands"]["seeds"]
     if not sure["ablate"] and not sure["lacking"]["ablate"]:
         row = steadiest(sure["confirm"], of.objectives[0]["direction"])
         trial = row["trial"] if row else best
@@ -90,14 +91,15 @@ def _further(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -
     if after + 1 > LATE * len(ended):
         found = f"the {counted(after, 'trial')} after the best have not bettered it"
     elif noise is not None and gain < noise:
-        found = f"the best came late, but is better by {gain:.2g}, less than the noise of one run, {noise:.2g}"
+        found = f"the best came late, but is better than the best before it by {gain:.2g}, "
+        found += f"less than the noise of one run, {noise:.2g}"
     else:
         count = len(of.trials)
         more = command(f"resume --study {of.name} --trials {2 * count}")
         late = f"the best came late, with {counted(after, 'trial')} after it, so more may better it"
         yield f"Search on with {count} more, {2 * count} in all: {late}", more
         return
-    yield f"Ask for no more trials of this space: {found}; another space promises more", ""
+    yield f"Ask for no more trials of this space: {found}; a search of another space may come further", ""
 
 
 def _gain(of: Snapshot, best: int) -> float:

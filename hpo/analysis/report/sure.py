@@ -6,8 +6,9 @@
     "ablate": [ablation]        the same of `hpo ablate --json`
     "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ in their seed alone, pooled
     "undecided": str            that the first two of the only objective cannot be told apart; else empty
-    "commands": {"confirm": str, "ablate": str, "anew": str, "seeds": str}   what makes the tables, the first of them of
-        other trials, and with as many seeds as may decide, where they are few; of an imported study nothing does
+    "commands": {"confirm": str, "ablate": str, "anew": str, "seeds": str, "steadiest": str}   what makes the tables,
+        the first of them of other trials, and with as many seeds as may decide, where they are few; and what shows how
+        to train the best trial under other seeds; of an imported study nothing does
     "lacking": {"confirm": str, "ablate": str}    why a table that was asked for is not here; else empty
 }
 """
@@ -72,6 +73,7 @@ def commands(
         "anew": command(f"confirm --study {name} --name {fresh}"),
         "ablate": command(f"ablate --study {name}{trial}"),
         "seeds": "".join(more_seeds(one) for one in confirmed[:1]),
+        "steadiest": "" if steadiest is None else command(f"best --study {name}{trial}"),
     }
 
 

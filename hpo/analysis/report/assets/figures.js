@@ -135,9 +135,10 @@ const Figures = (() => {
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
     return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title), y),
       caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
-      controls: [...of.controls, { name: "range", options: [["all", "all trials"], ["best", "the best quarter"]], value: close ? "best" : "all" }] };
+      controls: [...of.controls, { name: "range", options: [["all", "of all trials"], ["best", "of the best quarter"]], value: close ? "best" : "all" }] };
   }
-  function nearBest(report, of, list) { // what the best quarter came to in the later half of its training
+  function nearBest(report, of, shown) { // what the best quarter of those with a place came to in the later half
+    const list = shown.filter((i) => Number.isInteger(report.trials.place[i]));
     const values = list.slice(0, Math.ceil(list.length / 4)).flatMap((i) => line(report, of, i)[1].slice(line(report, of, i)[1].length >> 1));
     const known = values.filter((v) => v !== null), least = Math.min(...known), most = Math.max(...known), margin = 0.1 * (most - least);
     return { range: margin > 0 ? [least - margin, most + margin] : null, beyond: 0 };

@@ -35,6 +35,20 @@ Object.assign(Figures, (() => {
   const text = (value) => typeof value === "string" ? value : JSON.stringify(value);
   const none = "the study searches nothing in which its trials differ";
 
+  function mostlyStopped(report) { // the options of a choice that complete trials, and so the shares, know little of
+    const t = report.trials, found = [];
+    for (const [path, one] of Object.entries(report.importances.dimensions)) {
+      if (one.kind !== "choice") continue;
+      const counts = new Map(); // option -> [its trials that were pruned, all of them]
+      (t.settings[path] || []).forEach((value, i) => {
+        if (value === null || value === undefined) return;
+        const count = counts.get(String(value)) || [0, 0];
+        counts.set(String(value), [count[0] + (t.state[i] === "pruned"), count[1] + 1]);
+      });
+      for (const [value, [pruned, all]] of counts) if (all >= 5 && pruned / all >= 0.75) found.push(`${one.label} = ${value} (${pruned} of ${all})`);
+    }
+    return found.length ? `Mostly stopped were ${found.join(", ")}: that matters, whatever its share. ` : "";
+  }
   function importances(report, view) {
     const metric = report.importances.shares[view.set.objective] ? view.set.objective : report.objectives[0].metric;
     if (report.importances.lacking[metric]) return report.importances.lacking[metric];
@@ -45,7 +59,7 @@ Object.assign(Figures, (() => {
       hovertemplate: "%{y}: %{x:.1f} %<extra></extra>" }],
       layout: layout(view, axis(view, `share of the difference in ${safe(metric)}, %`, { rangemode: "tozero" }), axis(view, "", { type: "category" }),
         { height: 128 + 30 * shares.length, margin: { l: 60, r: 50, t: 34, b: 56 } }),
-      caption: `Of ${complete} complete trials, by PED-ANOVA. What stopped trials alone had is not in it, so a value that was always stopped does not show. ${report.importances.caution}`,
+      caption: `Of ${complete} complete trials, by PED-ANOVA. What made trials stop is not in it. ${mostlyStopped(report)}${report.importances.caution}`,
       controls: report.objectives.length > 1 ? [{ name: "objective", options: report.objectives.map((o) => [o.metric, o.metric]), value: metric }] : [] };
   }
 

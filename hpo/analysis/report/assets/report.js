@@ -51,7 +51,7 @@ const Report = (() => {
       this.drawn = true;
       this.node.querySelector("[data-caption]").textContent = made.caption.replace(/&lt;/g, "<").replace(/&gt;/g, ">").replace(/&amp;/g, "&");
       this.controls(made.controls || []);
-      Plotly.react(this.at, made.data, made.layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+      Plotly.react(this.at, made.data, made.layout, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud"] });
       this.rests = performance.now() + RESTS * (performance.now() - begin);
     }
     controls(list) {

@@ -104,7 +104,7 @@ def test_a_late_gain_below_the_noise_promises_no_more(ledger, deviation, on):
 def test_what_seeds_cannot_tell_apart_is_trained_under_more(ledger):
     ended(ledger, [0.5, 0.9])
     sure = UNSURE | {"confirm": [{"rows": [{"trial": 1, "again": {"mean": 0.6}}]}], "ablate": [{}]}
-    said = "Train them under more seeds: hpo confirm --seeds 9"
+    said = "Train the confirmed trials under more seeds: hpo confirm --seeds 9"
     assert said not in steps(ledger, best(1), sure)
     assert said in steps(ledger, best(1), sure | {"undecided": "2 seeds cannot tell"})
 
@@ -149,7 +149,7 @@ def test_the_report_has_them_with_its_cautions_first(ledger, tmp_path):
     ended(ledger, [0.5, 0.6, 0.7, 1.0])
     report = data.read(ledger, Home.at(tmp_path), "crafted")
     assert report.next_steps[0] == {
-        "why": "Read 2 cautions at the top: each ends with what to do about it",
+        "why": "Read what to beware of at the top, and what to do about it",
         "command": "",
     }
     assert report.next_steps[1]["command"] == f"hpo confirm --study crafted --home {tmp_path}"
