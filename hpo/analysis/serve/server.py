@@ -33,7 +33,10 @@ def check_mlflow(given: str | None) -> str:
 
 
 def bound(host: str, port: int, allowed: Sequence[str]) -> socket.socket:
-    """A socket that listens there. Raises UserError where that is taken, or open to others without a name for it."""
+    """A socket that listens there. Raises UserError where that is taken, or open to others without a name for it, and
+    for a name that is none."""
+    for one in allowed:
+        check_host(one)
     if host not in LOOPBACK and not allowed:
         raise UserError(
             f"--host {quoted(host)} is not loopback: say by --allowed-host what browsers call it, and let a proxy "
