@@ -134,7 +134,7 @@ const Figures = (() => {
     const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
     return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title), y),
-      caption: `A line for each trial, a broken one where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
+      caption: `A line for each trial, dashed where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
       controls: [...of.controls, { name: "range", options: [["all", "of all trials"], ["best", "of the best quarter"]], value: close ? "best" : "all" }] };
   }
   function nearBest(report, of, shown) { // what the best quarter of those with a place came to in the later half

@@ -226,6 +226,7 @@ const Report = (() => {
         const best = this.report.objectives.some((o) => o.metric === one.path && o.direction === "maximize");
         button.addEventListener("click", () => { this.order = { path: one.path, down: down === null ? best : !down }; this.table(); });
         const head = element("th", { scope: "col", className: one.numeric ? "number" : "" }, button);
+        head.dataset.name = one.name; // for paper: of a heading on its next page no button is printed
         if (down !== null) head.setAttribute("aria-sort", down ? "descending" : "ascending");
         return head;
       });
