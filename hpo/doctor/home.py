@@ -57,6 +57,10 @@ def ledger(at: Home, storage: str | None) -> Iterator[Finding]:
             return
         opened = Ledger(url, create=False)
     except NoLedger:
+        if there := at.with_checkpoints():
+            fix = "restore the ledger from a backup, or choose another --home."
+            yield Finding("ledger", "fails", f"{redacted_url(url)} holds no ledger, and {there} has checkpoints", fix)
+            return
         yield Finding("ledger", "ok", f"{redacted_url(url)} holds no ledger yet: `hpo run` makes it")
         return
     except HpoError as error:

@@ -10,9 +10,10 @@ from hpo.clock import SystemClock
 from hpo.declaration.environment import describe
 from hpo.declaration.identity import drift, identity
 from hpo.declaration.loading import is_another
+from hpo.declaration.naming import check_name
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver.request import DriverOptions
-from hpo.errors import DriftError
+from hpo.errors import DriftError, UserError
 from hpo.ledger import Ledger, driver_queries, queries, transactions
 from hpo.ledger.leases import Lease
 from hpo.ledger.removal import check_whole
@@ -34,6 +35,7 @@ def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, 
     spec = resolved.spec
     row = ledger.look(lambda connection: queries.find_study(connection, spec.name))
     if row is None:
+        _check_unknown(options.home, spec.name)
         new = _new_row(resolved, options)
         row = ledger.transact(lambda connection: driver_queries.create_study(connection, new))
     check_whole(row)
@@ -59,6 +61,15 @@ def open_study(ledger: Ledger, resolved: ResolvedStudy, options: DriverOptions, 
             f"there is by `{again}`."
         )
     return row
+
+
+def _check_unknown(home: Home, name: str) -> None:
+    """Raise UserError where a study that the ledger does not know has checkpoints: it would take them for leftovers."""
+    if there := home.with_checkpoints(check_name(name)):
+        raise UserError(
+            f"{there} has checkpoints of a study {name!r} that the ledger does not know: restore the ledger from a "
+            "backup, take another --home or --name, or delete that directory."
+        )
 
 
 def _without_value(ledger: Ledger, study_id: int) -> bool:

@@ -111,6 +111,11 @@ class Home:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    def with_checkpoints(self, study: str = "*") -> Path | None:
+        """The directory of a study that has checkpoints here, whether or not a ledger knows it."""
+        found = next(self.root.glob(f"checkpoints/{study}/*/step-*"), None)
+        return found.parents[1] if found else None
+
     def checkpoints(self, study: str, number: int) -> Path:
         return self.root / "checkpoints" / check_name(study) / f"{number:05d}"
 
