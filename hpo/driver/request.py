@@ -89,7 +89,8 @@ class RunRequest:
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended: `state` complete, stopped or interrupted; `behind` rows MLflow does not have yet; the `signal`
-    that interrupted it, None where the study ended all the same; `damage` of MLflow's database, where it is behind."""
+    that interrupted it, None where the study ended all the same; `damage` of MLflow's database or of the ledger, where
+    MLflow is behind."""
 
     study: str
     state: str

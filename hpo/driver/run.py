@@ -24,8 +24,8 @@ from hpo.driver.loop import Driver
 from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest, RunResult
 from hpo.driver.resolve import begun, declare, stored_spec
 from hpo.driver.signals import Signals, leave
-from hpo.errors import NoLedger, UserError
-from hpo.ledger import Ledger, queries, tags
+from hpo.errors import HpoError, NoLedger, UserError
+from hpo.ledger import Ledger, queries, tags, verify_queries
 from hpo.space.config import Raw, flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
@@ -226,8 +226,18 @@ def _drive(
                 tell(left)
             left = beside.finish(tell)
     on_tick("")
-    damaged = damage_of(options.tracking_uri) if left else ""
+    damaged = damage_of(options.tracking_uri) or damage_of_ledger(ledger) if left else ""
     return RunResult(spec.name, state, driver.reason, left, signals.first if state == "interrupted" else None, damaged)
+
+
+def damage_of_ledger(ledger: Ledger) -> str:
+    """The sentence if SQLite finds its file damaged, all of which it reads; "" where it is sound, or no SQLite."""
+    try:
+        broken = ledger.look(verify_queries.integrity_check) if ledger.is_sqlite else []
+    except HpoError as error:
+        return str(error)
+    fix = "restore the file from a backup, or choose another --home."
+    return f"the ledger {ledger.shown} is damaged ({' '.join(broken[0].split())[:100]}): {fix}" if broken else ""
 
 
 def _driver_of(placement: Placement) -> type[Driver]:

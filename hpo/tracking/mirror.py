@@ -330,4 +330,6 @@ def lag(result: DrainResult, tracker_name: str) -> str:
         return ""
     why = f" ({result.why})" if result.why else ""
     behind = counted(result.behind, "transaction")
+    if "is damaged" in result.why:  # by its own sentence, which says what to do
+        return f"{called(tracker_name)} is behind by {behind}: {result.why}"
     return f"{called(tracker_name)} is behind by {behind}{why}: run `{command('sync')}`; nothing is lost."
