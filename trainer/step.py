@@ -179,7 +179,13 @@ class Stepper:
         """What the task says of a batch on the device, looked at."""
         with autocast(self.config.precision, self.device), self.offloaded():
             loss = self.task.loss(self.module, batch)
-        return checked(self.task, loss)
+        loss = checked(self.task, loss)
+        if loss.sum.dtype in (torch.bfloat16, torch.float16):
+            raise TrainerError(
+                f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
+                "output.float() before the loss."
+            )
+        return loss
 
     def drain(self) -> bool:
         """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""

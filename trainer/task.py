@@ -67,11 +67,6 @@ def checked(task: Task, loss: Any) -> Loss:
             f"{method(task, 'loss')} returned a Loss whose {name} is {found}: give a tensor of one number, "
             "the sum with its gradient, as in Loss(losses.sum(), len(losses))."
         )
-    if loss.sum.dtype in (torch.bfloat16, torch.float16):
-        raise TrainerError(
-            f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
-            "output.float() before the loss."
-        )
     return loss.scalars() if any(tensor.ndim for tensor in numbers.values()) else loss
 
 

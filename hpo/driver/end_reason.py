@@ -85,8 +85,6 @@ def mend(study: str, budget: Budget, trials: int, epochs: Collection[float], *, 
             more += f" --{flag} {2 * given}"
     if not scored:
         anew, on = command(f"resume --study {study}"), command(f"resume --study {study}{more}")
-        if anew == on:
-            return f"mend the study, then `{anew}` begins it anew; where nothing was to mend, it goes on."
         return f"mend the study, then `{anew}` begins it anew; where the cause lay outside of it, `{on}` goes on."
     again = command(f"resume --study {study} --allow-drift{more}")
     return f"mend the study, then `{again}` goes on; to set another option, run it under another --name."

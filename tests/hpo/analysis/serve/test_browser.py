@@ -89,10 +89,19 @@ def row(shown: Any, number: int) -> list[str]:
     return next(one for one in shown.evaluate(ROWS) if one[1] == str(number))
 
 
+def at_rest(shown: Any, selector: str) -> Any:
+    """It in sight, and no figure near it left to draw, which would move it."""
+    found = shown.locator(selector)
+    found.scroll_into_view_if_needed()
+    until(shown, "Report.pages[0].plots.every((one) => !one.stale || !one.near)")
+    return found
+
+
 def test_rows_and_curves_come_and_what_was_chosen_stays(browser, crafted):
     home, ledger = crafted
     with served(home) as server, opened(browser, server, "study/crafted/") as shown:
         assert row(shown, 1)[2] == "running"
+        at_rest(shown, "[aria-label='mark trial 0']")
         shown.check("[aria-label='mark trial 0']")
         shown.locator("[data-figure=curves]").scroll_into_view_if_needed()
         report_again(ledger, 1, 2, 0.7)
@@ -116,8 +125,7 @@ def test_a_click_that_a_new_row_comes_into_is_not_lost(browser, crafted):
     home, ledger = crafted
     path = "study/crafted/"
     with served(home) as server, opened(browser, server, path) as shown, opened(browser, server, path) as other:
-        box = shown.locator("[aria-label='mark trial 0']")
-        box.click(delay=200, trial=True)  # the page has come to rest
+        box = at_rest(shown, "[aria-label='mark trial 0']")
         box.hover()
         shown.mouse.down()
         put_trial(ledger, 2, "waiting", revision=1)
