@@ -23,6 +23,7 @@ import torch
 sys.path[0] = str(Path(__file__).parents[1])
 
 from bench.machine import machine  # noqa: E402
+from bench.training import wait  # noqa: E402
 from hpo import load  # noqa: E402
 from hpo.space.config import parse_override  # noqa: E402
 from trainer.diagnose.profile import Cost, profiled  # noqa: E402
@@ -44,12 +45,12 @@ def measure(study: str, overrides: dict[str, object], steps: int) -> None:
             taken.take(lr)
         fit.stepper.drain()
         taken.waited = 0.0
-        _wait(cuda)
+        wait()
         start, counted = time.perf_counter(), fit.state.meter.sums.get("count", 0.0)
         for _ in range(steps):
             taken.take(lr)
         fit.stepper.drain()
-        _wait(cuda)
+        wait()
         seconds = time.perf_counter() - start
         samples = steps * train.batch_size / seconds
         name = torch.cuda.get_device_name() if cuda else "CPU"
@@ -66,11 +67,6 @@ def measure(study: str, overrides: dict[str, object], steps: int) -> None:
         if cuda:
             print(f"  peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
         _print(profiled(lambda: taken.take(lr), 5, Path(scratch) / "trace.json"))
-
-
-def _wait(cuda: bool) -> None:
-    if cuda:
-        torch.cuda.synchronize()
 
 
 def _print(costs: list[Cost]) -> None:

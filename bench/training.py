@@ -135,7 +135,7 @@ class Stopwatch:
 
     def step(self) -> None:
         if self.count % self.steps == 0:
-            _wait()
+            wait()
             self.seconds.append([time.perf_counter() - self.started, *map(self._block, self.others)])
             if len(self.seconds) > self.pairs:
                 raise Enough
@@ -148,7 +148,7 @@ class Stopwatch:
         start = time.perf_counter()
         for _ in range(self.steps):
             next(loop)
-        _wait()
+        wait()
         seconds = time.perf_counter() - start
         torch.use_deterministic_algorithms(exact)
         return seconds
@@ -158,7 +158,7 @@ class Stopwatch:
         return np.array(self.seconds[1:])
 
 
-def _wait() -> None:
+def wait() -> None:
     """Until a GPU has done what it was given."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

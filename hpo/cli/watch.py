@@ -10,7 +10,7 @@ from rich.console import Console
 
 from hpo.cli.live import View
 from hpo.driver.request import RunRequest, RunResult
-from hpo.driver.run import run
+from hpo.driver.run import damage_of_ledger, run
 from hpo.driver.signals import leave
 from hpo.ledger import Ledger, queries
 from hpo.space.config import flatten
@@ -64,7 +64,7 @@ def _left(ledger: Ledger, name: str, request: RunRequest) -> RunResult:
         state = queries.study_row(connection, name)["state"]
     uri = tracking_uri_of(ledger, name, request.home, request.tracking_uri)
     behind = mirror_process.behind(ledger, tracker_name(uri), name)
-    damaged = damage_of(uri) if behind else ""
+    damaged = damage_of(uri) or damage_of_ledger(ledger) if behind else ""
     if state == "open":
         return RunResult(name, "interrupted", "", behind, signal.SIGINT, damaged)
     reason = f"its failures have ended the study: `{command(f'compare --study {name}')}` shows them."
