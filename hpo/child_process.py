@@ -72,17 +72,32 @@ def start(
 
 
 class NoAnswer(Exception):
-    """A process that was asked has failed; the last line that it wrote."""
+    """A process that was asked has failed; the last line that it wrote, or that it took too long."""
 
 
-def ask(module: str, question: str) -> str:
-    """What `python -m module`, as `spawn` starts it, answers to `question` on its standard input. Raises NoAnswer."""
+def ask(module: str, question: str, within: float | None = None) -> str:
+    """What `python -m module`, as `spawn` starts it, answers to `question` on its standard input, `within` seconds if
+    that is given. Raises NoAnswer."""
     environment = os.environ | ONE | {_PARENT: str(os.getpid())}
     command = [sys.executable, "-P", "-m", module]
-    asked = subprocess.run(command, input=question, capture_output=True, text=True, env=environment, check=False)
-    if asked.returncode:
-        raise NoAnswer((asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1])
-    return asked.stdout.strip().splitlines()[-1]
+    try:
+        asked = subprocess.run(
+            command, input=question, capture_output=True, text=True, env=environment, check=False, timeout=within
+        )
+    except subprocess.TimeoutExpired:
+        raise too_late(within) from None
+    return answered(asked.returncode, asked.stdout, asked.stderr)
+
+
+def answered(code: int, output: str, errors: str) -> str:
+    """The last line of what a process that was asked has written. Raises NoAnswer where it has failed."""
+    if code:
+        raise NoAnswer((errors.strip().splitlines() or [f"exit code {code}"])[-1])
+    return output.strip().splitlines()[-1]
+
+
+def too_late(within: float | None) -> NoAnswer:
+    return NoAnswer(f"it took more than {within:g} s")
 
 
 def die_with_parent() -> None:

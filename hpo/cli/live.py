@@ -26,6 +26,7 @@ from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SLOW_ASKS
 from hpo.space.trial_state import STATES
 from hpo.text import command, counted, endings, portion
+from trainer.config.lanes import LANES
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunResult
@@ -187,10 +188,13 @@ class CellLive:
 
 
 def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> str:
-    """The overrides with which the study was begun and that this command does not repeat; a preset replaces all."""
+    """The overrides with which the study was begun and that this command does not repeat; a preset replaces all.
+
+    Without the lanes, whose number the study may have found by itself.
+    """
     if given is None or "preset" in given:
         return ""
-    kept = {path: value for path, value in spec["overrides"].items() if path not in given}
+    kept = {path: value for path, value in spec["overrides"].items() if path not in given and path != LANES}
     told = " ".join(f"{path}={json.dumps(value)}" for path, value in kept.items())
     return f"overrides kept from before: {told}; a study without them takes another --name" if kept else ""
 

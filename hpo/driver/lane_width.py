@@ -1,69 +1,96 @@
 """Settles, where a study begins, how many of its trials train as lanes of one model: as many as were asked for, one
-where too few would be alike, and for `auto` what a measurement says. The number becomes one of the study's overrides,
-so that every resume has it."""
+where that would take longer, and what a measurement says for `auto`, which is the default. The number becomes one of
+the study's overrides, so that every resume has it."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpo.child_process import NoAnswer, ask
+from hpo.declaration.references import load
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.driver.request import RunRequest
 from hpo.errors import SpaceError
+from hpo.search.population.base import PopulationStrategy
+from hpo.search.samplers.registry import WARM
 from hpo.space.space import Space
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.executors.resources import devices, needs
-from trainer.config.lanes import LANE_FIELDS
+from hpo.workers.prepared import Prepared
+from trainer.config.lanes import LANE_FIELDS, LANES
 from trainer.redaction import redacted
 
-LANES = "train.lanes"
 LEAST = 4  # lanes of a group: fewer take longer together than one after the other (docs/performance.md)
 WIDTHS = (4, 8, 16)  # that are measured
 ON_GPUS = "on a GPU a lane's digits depend on the lanes beside it, so that an interrupted study may end with others"
 GAIN = 1.5  # of a step on its own over that of a lane, from which on auto has trials fused
+SLOWER = 0.9  # of the same, below which a number given by hand is not taken
+WORTH, WORTH_BY_HAND = 60.0, 10.0  # seconds of a worker's trials: with less a search is over before measuring has paid
+UNASKED = 15.0  # seconds that a measurement may take for which nobody has asked
+ROUNDS = 4  # of proposals that a sampler with a memory makes at least, where nobody has asked for lanes
 
 
 def settled(
-    request: RunRequest, resolved: ResolvedStudy, begun: StudySpec | None, placement: Placement
+    request: RunRequest,
+    resolved: ResolvedStudy,
+    begun: StudySpec | None,
+    placement: Placement,
+    prepared: Prepared | None = None,
 ) -> tuple[RunRequest, str]:
     """The request with the number of lanes that the study gets, and what to tell the user of it; as it was, and
-    nothing, where that number was asked for and trains on a CPU. A study that has `begun` keeps its number."""
+    nothing, where that number was asked for and trains on a CPU. A study that has `begun` keeps its number.
+
+    `prepared` forks the process that is asked of the task, if there is one.
+    """
+    if begun is not None and LANES not in request.overrides:
+        return request, ""
     asked = resolved.study.shape.train.get("lanes", 1)
-    request, notice = _settled(asked, request, resolved, begun, placement)
-    if begun is None and request.overrides.get(LANES, asked) not in (1, "auto") and _on_gpus(resolved, placement):
-        notice = f"{notice}; {ON_GPUS}" if notice else f"{LANES}={asked}: {ON_GPUS}"
-    return request, notice
-
-
-def _on_gpus(resolved: ResolvedStudy, placement: Placement) -> bool:
-    return needs(resolved.study).gpu and not elsewhere(placement.executor) and bool(devices())
-
-
-def _settled(
-    asked: Any, request: RunRequest, resolved: ResolvedStudy, begun: StudySpec | None, placement: Placement
-) -> tuple[RunRequest, str]:
-    if asked == 1 or (begun is not None and LANES not in request.overrides):  # it has those that it began with
-        return request, ""
-    before = asked if begun is None else _lanes_of(begun)
-    if begun is not None and asked == before:
-        return request, ""
-    if placement.executor == "ray-tune" and asked != "auto":  # whose driver refuses lanes
-        return request, ""
-    if asked == "auto":
-        lanes, why = (before, "as it began") if begun else _measured(resolved, request, placement)
+    study = _Asking(resolved, request, placement, prepared)
+    if begun is None and asked == 1 and _unsaid(resolved):
+        lanes, notice = study.by_default()
+        settled_so = request if lanes == 1 else _with(request, lanes)
     else:
-        why = "" if begun is not None and before != 1 else _too_few(resolved, asked, request)
+        settled_so, notice = _as_asked(asked, study, begun)
+    if begun is None and settled_so.overrides.get(LANES, asked) not in (1, "auto") and study.on_gpus:
+        notice = f"{notice}; {ON_GPUS}" if notice else f"{LANES}={asked}: {ON_GPUS}"
+    return settled_so, notice
+
+
+def _unsaid(resolved: ResolvedStudy) -> bool:
+    """Whether neither the study nor the user says anything of lanes, which its trainer has."""
+    if LANES in resolved.study.overrides or "lanes" not in resolved.study.shape.train:
+        return False
+    declared: Any = load(resolved.spec.reference).config
+    return "lanes" not in declared.train.model_fields_set
+
+
+def _with(request: RunRequest, lanes: int) -> RunRequest:
+    return replace(request, overrides={**request.overrides, LANES: lanes})
+
+
+def _as_asked(asked: Any, study: _Asking, begun: StudySpec | None) -> tuple[RunRequest, str]:
+    before = asked if begun is None else _lanes_of(begun)
+    if asked == 1 or (begun is not None and asked == before):
+        return study.request, ""
+    if study.placement.executor == "ray-tune" and asked != "auto":  # whose driver refuses lanes
+        return study.request, ""
+    if asked == "auto":
+        lanes, why = (before, "as it began") if begun else study.by_measure()
+    else:
+        why = "" if begun is not None and before != 1 else study.why_slower(asked)
         lanes = 1 if why else asked
     if lanes == asked:
-        return request, ""
-    settled_so = replace(request, overrides={**request.overrides, LANES: lanes})
-    so = f"{lanes} lanes" if lanes > 1 else "trials train one by one"
-    return settled_so, f"{LANES}={asked}: {so}, {why}"
+        return study.request, ""
+    return _with(study.request, lanes), f"{LANES}={asked}: {_so(lanes)}, {why}"
+
+
+def _so(lanes: int) -> str:
+    return f"{lanes} lanes" if lanes > 1 else "trials train one by one"
 
 
 def _lanes_of(begun: StudySpec) -> int:
@@ -71,39 +98,165 @@ def _lanes_of(begun: StudySpec) -> int:
     return begun.overrides.get(LANES) or ResolvedStudy.stored(begun.to_json()).study.shape.lanes
 
 
-def _too_few(resolved: ResolvedStudy, lanes: int, request: RunRequest) -> str:
-    """Why fewer than LEAST of so many lanes would be of one kind; else empty."""
-    if (why := _scattered(resolved, lanes, _perhaps(resolved))) or not _perhaps(resolved):
-        return why
-    try:
-        told = _asked(resolved, request, math.inf, ())
-    except NoAnswer:
-        return ""  # the trials say in their own words what is wrong with the task, and below what it lacks
-    return "" if told["against"] else _scattered(resolved, lanes, told["fields"])
+@dataclass(frozen=True)
+class _Asking:
+    """A study that begins, as it was asked for, and what a process that imports its task says of lanes."""
 
+    resolved: ResolvedStudy
+    request: RunRequest
+    placement: Placement
+    prepared: Prepared | None
 
-def _perhaps(resolved: ResolvedStudy) -> list[str]:
-    """The dimensions that a task may have declared to be fields of lanes: only the task says whether it has."""
-    return [path for path in resolved.study.space.paths if not path.startswith("train.")]
+    @property
+    def on_gpus(self) -> bool:
+        return needs(self.resolved.study).gpu and self._here and bool(devices())
 
+    @property
+    def _here(self) -> bool:
+        """Whether what is measured on this host is what workers meet."""
+        return not elsewhere(self.placement.executor) and self.placement.executor != "ray-tune"
 
-def _scattered(resolved: ResolvedStudy, lanes: int, fields: Collection[str]) -> str:
-    """The same where a task adds these `fields` to what lanes may differ in.
+    @property
+    def _share(self) -> float:
+        """Trials of a worker."""
+        trials = self.request.trials or (self.request.epochs or math.inf) / self.resolved.study.shape.epochs
+        return trials / self.placement.workers
 
-    With rungs in order no group takes a trial beyond a waiting one of another kind (docs/decisions/0036), so all have
-    to be of one kind; else kinds share the lanes evenly.
-    """
-    in_order = resolved.spec.order == "ordered" and resolved.strategy.name != "none"
-    others = _kinds(resolved.study.space, (*LANE_FIELDS, *fields))
-    kinds = math.prod(others.values())
-    if (lanes if kinds == 1 else 0 if in_order else lanes // kinds) >= LEAST:
-        return ""
-    if not others:
-        return f"since fewer than {LEAST} take longer together"
-    return (
-        f"since they differ in {', '.join(others)}, which is the same for all lanes of a model: set "
-        f"{'it' if len(others) == 1 else 'them'} by -o to have them fused"
-    )
+    @property
+    def _in_order(self) -> bool:
+        """Whether trials wait at rungs for those before them."""
+        return self.resolved.spec.order == "ordered" and self.resolved.strategy.name != "none"
+
+    @property
+    def _generations(self) -> bool:
+        return isinstance(self.resolved.strategy, PopulationStrategy)
+
+    @property
+    def _open(self) -> float:
+        """Trials of a worker that may be open at a time, where that does not grow with the lanes."""
+        fixed = self.request.window is not None or self._generations
+        return self.resolved.spec.window / self.placement.workers if fixed else math.inf
+
+    def by_default(self) -> tuple[int, str]:
+        """The number of lanes where nobody has said anything, and what to tell: nothing of one that was to be expected.
+
+        Only local workers are measured. The window grows with the lanes, so that a sampler with a memory has fewer
+        the fewer trials there are.
+        """
+        learns = self.resolved.spec.sampler in WARM
+        unknown = learns and math.isinf(self._share)
+        if self.placement.executor != "local" or unknown or (self.request.seconds or math.inf) < WORTH:
+            return 1, ""
+        try:
+            lanes, why = self._measured(self._share / (2 * ROUNDS if learns else 1), UNASKED)
+        except NoAnswer as error:
+            return 1, f"{LANES}: {_so(1)}, since lanes could not be measured ({_said(error)})"
+        return lanes, f"{LANES}=auto, the default: {_so(lanes)}, {why}" if lanes > 1 else ""
+
+    def by_measure(self) -> tuple[int, str]:
+        """For `auto`: the number and why."""
+        try:
+            return self._measured(self._share, None)
+        except NoAnswer as error:
+            return 1, f"since they could not be measured ({_said(error)})"
+
+    def _measured(self, most: float, within: float | None) -> tuple[int, str]:
+        """The number of lanes, of `most`, of which one's step is the quickest, 1 unless it is so by GAIN, and why.
+        Raises NoAnswer."""
+        if not self._here:
+            return 1, f"since workers of {self.placement.executor} are not measured from here"
+        widths = [lanes for lanes in WIDTHS if lanes <= min(most, self._open)]
+        if not widths:
+            return 1, f"since there are fewer than {LEAST} trials for each worker"
+        if why := self._unfit(widths[-1]):
+            return 1, why
+        told = self._told(widths, WORTH, within)
+        if why := told["against"] or told["busy"]:
+            return 1, f"since {why}"
+        if why := self._scattered(widths[-1], told["fields"]):
+            return 1, why
+        if told["alone"] < WORTH:
+            return 1, f"since its trials take {told['alone']:.0f} s on their own"
+        seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
+        fused = {k: one for k, one in seconds.items() if k > 1 and not self._scattered(k, told["fields"])}
+        if not fused:
+            return 1, "since a trial ends, or memory does, before a step of lanes can be measured"
+        quickest = min(fused, key=lambda lanes: fused[lanes])
+        gain = seconds[1] / fused[quickest]
+        if gain < GAIN:
+            return 1, f"since at best a step of {quickest} lanes is {gain:.2f} times as quick, and {GAIN} is asked for"
+        return quickest, f"in which a step is {gain:.1f} times as quick as on its own"
+
+    def _unfit(self, lanes: int) -> str:
+        """Why a study that has not asked for lanes should have none, as far as that can be seen without measuring."""
+        if self._in_order:
+            name = self.resolved.strategy.name
+            return f"since at the rungs of strategy {name} lanes wait for each other: for --strategy none"
+        try:
+            self.resolved.study.configure({**self.resolved.study.overrides, LANES: lanes})
+        except SpaceError as error:
+            return f"since {error}"
+        return self._scattered(lanes, self._perhaps)
+
+    def why_slower(self, lanes: int) -> str:
+        """Why so many lanes, given by hand, would take longer than trials one by one; else empty.
+
+        Where they cannot be, trials say so in their own words, and what is wrong with the task.
+        """
+        if why := self._scattered(lanes, self._perhaps):
+            return why
+        if self._open < LEAST:
+            return f"since of {self.resolved.spec.window} trials at a time fewer than {LEAST} are left to each worker"
+        if self._in_order and math.isinf(self._open) and self._here and not self.on_gpus:
+            name = self.resolved.strategy.name
+            return (
+                f"since at the rungs of strategy {name} lanes wait for each other: give --strategy none, --order async "
+                "or a --window to have them fused"
+            )
+        if not self._here and not self._perhaps:
+            return ""
+        try:
+            told = self._told([lanes] if self._here else [], WORTH_BY_HAND, None)
+        except NoAnswer:
+            return ""
+        if told["against"]:
+            return ""
+        if why := self._scattered(lanes, told["fields"]) or (told["busy"] and f"since {told['busy']}"):
+            return why
+        seconds = told["seconds"]
+        slower = seconds.get(str(lanes), 0.0) / seconds["1"] if seconds else 0.0
+        return f"since a step of {lanes} takes {slower:.2f} times as long as theirs" if slower * SLOWER > 1 else ""
+
+    @property
+    def _perhaps(self) -> list[str]:
+        """The dimensions that a task may have declared to be fields of lanes: only the task says whether it has."""
+        return [path for path in self.resolved.study.space.paths if not path.startswith("train.")]
+
+    def _scattered(self, lanes: int, fields: Collection[str]) -> str:
+        """Why fewer than LEAST of so many lanes would be of one kind, where a task adds these `fields` to what lanes
+        may differ in; else empty.
+
+        With rungs in order no group takes a trial beyond a waiting one of another kind (docs/decisions/0036), so all
+        have to be of one kind; else kinds share the lanes evenly.
+        """
+        others = _kinds(self.resolved.study.space, (*LANE_FIELDS, *fields))
+        kinds = math.prod(others.values())
+        if (lanes if kinds == 1 else 0 if self._in_order else lanes // kinds) >= LEAST:
+            return ""
+        if not others:
+            return f"since fewer than {LEAST} take longer together"
+        return (
+            f"since they differ in {', '.join(others)}, which is the same for all lanes of a model: set "
+            f"{'it' if len(others) == 1 else 'them'} by -o to have them fused"
+        )
+
+    def _told(self, widths: Sequence[int], worth: float, within: float | None) -> dict[str, Any]:
+        """What the study's task says of lanes, in a process of its own: the driver imports no torch. Raises
+        NoAnswer."""
+        question = {"spec": self.resolved.spec.to_json(), "home": str(self.request.home.root), "share": self._share}
+        words = json.dumps(question | {"widths": [*widths], "worth": worth})
+        asked = self.prepared.ask if self.prepared is not None else ask
+        return json.loads(asked("hpo.workers.lane_probe", words, within))
 
 
 def _kinds(space: Space, fields: Collection[str]) -> Mapping[str, float]:
@@ -116,43 +269,5 @@ def _varies(path: str, fields: Collection[str]) -> bool:
     return any(path == field or path.startswith(f"{field}.") for field in fields)
 
 
-def _measured(resolved: ResolvedStudy, request: RunRequest, placement: Placement) -> tuple[int, str]:
-    """The number of lanes of which one's step is the quickest, 1 unless it is so by GAIN, and why."""
-    if elsewhere(placement.executor) or placement.executor == "ray-tune":
-        return 1, f"since workers of {placement.executor} are not measured from here"
-    share = (request.trials or math.inf) / placement.workers
-    widths = [lanes for lanes in WIDTHS if lanes <= share]
-    if not widths:
-        return 1, f"since there are fewer than {LEAST} trials for each worker"
-    if why := _unfit(resolved, widths[-1]):
-        return 1, why
-    try:
-        told = _asked(resolved, request, share, widths)
-    except NoAnswer as error:
-        return 1, f"since they could not be measured ({redacted(str(error))})"
-    if why := (told["against"] and f"since {told['against']}") or _scattered(resolved, widths[-1], told["fields"]):
-        return 1, why
-    seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
-    seconds = {k: one for k, one in seconds.items() if k == 1 or not _scattered(resolved, k, told["fields"])}
-    quickest = min(seconds, key=lambda lanes: seconds[lanes])
-    gain = seconds.get(1, 0.0) / seconds[quickest]
-    if gain < GAIN:
-        return 1, f"since at best a step of {quickest} lanes is {gain:.2f} times as quick, and {GAIN} is asked for"
-    return quickest, f"in which a step is {gain:.1f} times as quick as on its own"
-
-
-def _unfit(resolved: ResolvedStudy, lanes: int) -> str:
-    """Why a study that has not asked for lanes should have none, as far as that can be seen without measuring."""
-    if resolved.spec.order == "ordered" and resolved.strategy.name != "none":
-        return f"since at the rungs of strategy {resolved.strategy.name} lanes wait for each other: for --strategy none"
-    try:
-        resolved.study.configure({**resolved.study.overrides, LANES: lanes})
-    except SpaceError as error:
-        return f"since {error}"
-    return _scattered(resolved, lanes, _perhaps(resolved))
-
-
-def _asked(resolved: ResolvedStudy, request: RunRequest, share: float, widths: Sequence[int]) -> dict[str, Any]:
-    """What the study's task says of lanes, in a process of its own: the driver imports no torch."""
-    question = {"spec": resolved.spec.to_json(), "home": str(request.home.root), "share": share, "widths": [*widths]}
-    return json.loads(ask("hpo.workers.lane_probe", json.dumps(question)))
+def _said(error: NoAnswer) -> str:
+    return redacted(str(error))

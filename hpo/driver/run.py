@@ -94,7 +94,7 @@ def _run(
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()
-    resolved = _with_lanes(request, resolved, known, placement)
+    resolved = _with_lanes(request, resolved, known, placement, prepared)
     ledger = known or Ledger(storage)
     options = DriverOptions(
         home=home,
@@ -148,11 +148,15 @@ def _unless_elsewhere(prepared: Prepared | None, placement: Placement) -> Prepar
 
 
 def _with_lanes(
-    request: RunRequest, resolved: ResolvedStudy, known: Ledger | None, placement: Placement
+    request: RunRequest,
+    resolved: ResolvedStudy,
+    known: Ledger | None,
+    placement: Placement,
+    prepared: Prepared | None,
 ) -> ResolvedStudy:
     """The study with the number of lanes that it is to have, of which the user is told."""
     stored = stored_spec(known, resolved.spec.name, wanted=False) if known else None
-    request, notice = lane_width.settled(request, resolved, stored, placement)
+    request, notice = lane_width.settled(request, resolved, stored, placement, prepared)
     if not notice:
         return resolved
     print(notice, file=sys.stderr)

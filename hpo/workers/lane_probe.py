@@ -28,24 +28,31 @@ from trainer.report import trains_itself
 from trainer.runtime.threads import limited
 
 SECONDS = 1.0  # of steps that each number of lanes is measured by
-WORTH = 60.0  # seconds: a search that takes less is over before measuring has paid
+LARGE = (
+    0.1  # seconds of a micro-batch, whose processor is busy: lanes save nothing then, and would be measured for long
+)
 
 
-def answer(spec: Mapping[str, Any], home: str, share: float, widths: list[int]) -> dict[str, Any]:
-    """`fields` that a task adds to what lanes may differ in; `seconds` of a step by numbers of lanes, 1 first; and in
-    words what speaks `against` lanes. `share`: the trials of each worker."""
+def answer(spec: Mapping[str, Any], home: str, share: float, widths: list[int], worth: float) -> dict[str, Any]:
+    """`fields` that a task adds to what lanes may differ in; `seconds` of a step by numbers of lanes, 1 first; `alone`,
+    seconds of all trials of a worker one by one, of which it has `share`; and in words why a trial has nothing that
+    lanes could share, `busy`, and why there can be none, `against`.
+
+    Groups are measured where `alone` comes to `worth` seconds.
+    """
     study = ResolvedStudy.stored(spec).study
     task = study.task_class()
-    told: dict[str, Any] = {"fields": [*getattr(task, "lane_fields", ())], "seconds": {}, "against": ""}
+    told: dict[str, Any] = {"fields": [*getattr(task, "lane_fields", ())], "seconds": {}, "alone": 0.0}
+    told |= {"busy": "", "against": ""}
     if trains_itself(task_of(study, Home(Path(home)), study.config)):  # which an instance may, and its class not
         return told | {"against": f"{task.__name__} has a fit() of its own"}
     if not widths:
         return told
     with limited(study.config.train.num_threads):  # type: ignore[attr-defined]
-        return told | _measured(study, Home(Path(home)), share, widths)
+        return told | _measured(study, Home(Path(home)), share, widths, worth)
 
 
-def _measured(study: Study, home: Home, share: float, widths: list[int]) -> dict[str, Any]:
+def _measured(study: Study, home: Home, share: float, widths: list[int], worth: float) -> dict[str, Any]:
     from trainer.lanes import probe
 
     config: Any = study.config
@@ -56,18 +63,22 @@ def _measured(study: Study, home: Home, share: float, widths: list[int]) -> dict
     def configured(lanes: int) -> Any:
         return config.train.model_copy(update={"lanes": lanes})
 
-    step, steps = probe.alone(make, configured(1), SECONDS)
-    seconds = {1: step}
+    step, steps = probe.alone(make, configured(1), SECONDS, worth / share)
     if not math.isfinite(step):
         return {"against": "a trial ends before a step can be measured"}
-    if not share * steps * step >= WORTH:
-        return {"seconds": seconds, "against": f"its trials take {share * steps * step:.0f} s on their own"}
+    seconds = {1: step}
+    told: dict[str, Any] = {"seconds": seconds, "alone": share * steps * step}
+    if told["alone"] < worth:
+        return told
+    train = config.train
+    if (part := step / -(-train.batch_size // (train.fixed_micro_batch_size or train.batch_size))) > LARGE:
+        return told | {"busy": f"a batch takes {part:.2g} s on its own, all of it computing"}
     for lanes in widths:
         try:
             seconds[lanes] = probe.fused(make, configured(lanes), SECONDS)
         except ConfigError as error:
-            return {"seconds": seconds, "against": str(error)}
-    return {"seconds": {lanes: one for lanes, one in seconds.items() if math.isfinite(one)}, "against": ""}
+            return told | {"against": str(error)}
+    return told | {"seconds": {lanes: one for lanes, one in seconds.items() if math.isfinite(one)}}
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
     driver -> request -> prepared process: fork, fork -> the worker, which its driver adopts
 
+What a study's task has to be asked before there are workers is asked of such a fork too (`ask`).
+
 The process in between ends at once, and a driver that asks is the nearest subreaper (man 2 prctl) while it does. So a
 worker is its child as if it had spawned it: it waits for it and signals it, and the worker dies with it.
 
@@ -24,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
-from hpo.child_process import die_with_parent, start
+from hpo.child_process import answered, ask, die_with_parent, start, too_late
 
 _MODULE = "hpo.workers.worker"
 _IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safetensors.torch")
@@ -111,12 +114,44 @@ class Prepared:
     def fork(self, arguments: Sequence[str], output: IO[bytes], environ: Mapping[str, str]) -> Forked | None:
         """A worker with these arguments, its output in `output`; None where the process fails, as `failure` explains.
         Only once it is settled."""
+        return self._forked(_MODULE, {1: output, 2: output}, arguments, environ)
+
+    def ask(self, module: str, question: str, within: float | None = None) -> str:
+        """As `child_process.ask`, of a fork, which need not import; of a process as there where it cannot fork."""
+        while not self.settled:
+            time.sleep(0.01)
+        with ExitStack() as files:
+            asked, output, errors = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            asked.write(question)
+            asked.seek(0)  # which it has in common with the fork
+            process = self._forked(module, {0: asked, 1: output, 2: errors})
+            if process is None:
+                return ask(module, question, within)
+            try:
+                code = process.wait(within)
+            except subprocess.TimeoutExpired:
+                raise too_late(within) from None
+            finally:
+                process.kill()
+                process.wait()
+            output.seek(0)
+            errors.seek(0)
+            return answered(code, output.read(), errors.read())
+
+    def _forked(
+        self,
+        module: str,
+        streams: Mapping[int, IO[Any]],
+        arguments: Sequence[str] = (),
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> Forked | None:
         if self.failure:
             return None
-        request = {"arguments": [*arguments], "environ": {**environ}}
+        request = {"module": module, "arguments": [*arguments], "environ": {**environ}, "streams": [*streams]}
+        descriptors = [stream.fileno() for stream in streams.values()]
         try:
             with _adopting():
-                socket.send_fds(self._connection, [json.dumps(request).encode()], [output.fileno()])
+                socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
                 reply = self._received()
         except OSError as error:
             reply = b"" if error.errno in (errno.EPIPE, errno.ECONNRESET) else str(error).encode()
@@ -164,10 +199,10 @@ def _adopting() -> Iterator[None]:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
 
 
-def _serve(connection: socket.socket) -> tuple[dict[str, Any], int]:
-    """Fork for each request; returns in a worker alone, with what it is to be and where its output goes."""
+def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each request; returns in a fork alone, with what it is to be and its streams."""
     while True:
-        message, descriptors, *_ = socket.recv_fds(connection, 1 << 18, 1)
+        message, descriptors, *_ = socket.recv_fds(connection, 1 << 18, 3)
         if not message:
             os._exit(0)
         if (refusal := _unfit()) or not descriptors:
@@ -182,7 +217,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], int]:
                 os.close(descriptor)
             os.read(go_in, 1)  # ends once the driver has adopted this process
             os.close(go_in)
-            return json.loads(message), descriptors[0]
+            return json.loads(message), descriptors
         os.waitpid(between, 0)
         connection.send(os.read(pid_in, 64))
         for descriptor in (*descriptors, pid_in, pid_out, go_in, go_out):
@@ -201,16 +236,16 @@ def _unfit() -> str:
     return ""
 
 
-def _become(request: Mapping[str, Any], output: int) -> None:
-    """Make of this fork what a spawned worker is: a session, streams, an environment, a name, randomness of its own."""
+def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """Make of this fork what a spawned process is: its session, streams, environment and name, and other randomness."""
     os.environ.update(request["environ"])
     die_with_parent()
     os.setsid()
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
-    sys.argv = [_MODULE, *request["arguments"]]
-    _show([sys.executable, "-P", "-m", *sys.argv], "hpo-worker")
+    for descriptor, stream in zip(descriptors, request["streams"], strict=True):
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    sys.argv = [request["module"], *request["arguments"]]
+    _show([sys.executable, "-P", "-m", *sys.argv], f"hpo-{request['module'].rpartition('.')[2].replace('_', '-')}")
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()  # Python reseeds its own; torch's default seed is no random one
 
@@ -240,11 +275,9 @@ def main() -> NoReturn:
     gc.freeze()  # no collection in a worker touches, and so copies, the pages of what is imported
     refusal = _unfit()
     connection.send(refusal.encode() or _READY)
-    request, output = _serve(connection)
-    _become(request, output)
-    from hpo.workers.worker import main as work
-
-    sys.exit(work())
+    request, descriptors = _serve(connection)
+    _become(request, descriptors)
+    sys.exit(import_module(request["module"]).main())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 
 from trainer.report import Json
 
+LANES = "train.lanes"
+
 # Whatever else is the same for all lanes: it decides what is computed, and these only with which numbers.
 LANE_FIELDS = (
     "train.seed",

@@ -19,14 +19,23 @@ from trainer.runtime.device import pick_device
 from trainer.task import Task
 
 WARM, FEWEST = 3, 5  # steps before the first that counts, and those that do, at least
+GLANCE = 0.2  # of the seconds, after which it is seen whether more are worth while
 
 
-def alone(make: Callable[[], Task], config: TrainConfig, seconds: float) -> tuple[float, int]:
-    """The seconds of a step of `fit`, and how many steps a trial has. `config.lanes` is 1; for the rest see `fused`."""
-    clock, total = _Clock(seconds, config), [0]
+def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: float = 0.0) -> tuple[float, int]:
+    """The seconds of a step of `fit`, and how many steps a trial has. `config.lanes` is 1; for the rest see `fused`.
+
+    A trial that seems to take less than `worth` seconds is measured for GLANCE of the time.
+    """
+    clock, total = _Clock(seconds, config), 0
+
+    def begun(run: Any) -> None:
+        nonlocal total
+        total, clock.least = run.total, worth / max(1, run.total)
+
     with tempfile.TemporaryDirectory() as directory, suppress(_Enough):
-        fit(make(), config, clock, _store(directory, 0), lambda run: total.append(run.total))
-    return clock.step, total[-1]
+        fit(make(), config, clock, _store(directory, 0), begun)
+    return clock.step, total
 
 
 def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> float:
@@ -57,17 +66,21 @@ class _Clock(Silent):
     """The trainer asks it before every step whether to leave. On a CPU it counts processor time, which other work on
     the machine does not prolong."""
 
+    least = 0.0  # seconds of a step, from which on it is measured for longer than a glance
+
     def __init__(self, seconds: float, config: TrainConfig) -> None:
-        self._seconds, self._until, self._times = seconds, math.inf, list[float]()
+        self._seconds, self._began, self._times = seconds, math.inf, list[float]()
         self._time = time.process_time if pick_device(config.device).type == "cpu" else time.perf_counter
 
     @property
     def preempted(self) -> bool:
         self._times.append(self._time())
         if len(self._times) == WARM + 1:
-            self._until = time.perf_counter() + self._seconds
-        if len(self._times) > WARM + FEWEST and time.perf_counter() > self._until:
-            raise _Enough
+            self._began = time.perf_counter()
+        if len(self._times) > WARM + FEWEST:
+            passed = (time.perf_counter() - self._began) / self._seconds
+            if passed > 1.0 or (passed > GLANCE and self.step < self.least):
+                raise _Enough
         return False
 
     @property

@@ -3,25 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_studies import LANES, groups
+from lane_studies import LANES, groups, variant
 from places import HARNESS
 from rounds import rounds
 from study_runs import hpo, known
 
+from hpo.child_process import NoAnswer
 from hpo.driver import lane_width
 from hpo.driver.lane_width import settled
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
 from hpo.storage.home import Home
 from hpo.workers import lane_probe
+from hpo.workers.attempt import task_of
 from hpo.workers.executors.placement import Placement
+from hpo.workers.prepared import Prepared
+from trainer.lanes import probe
 
 LOCAL = Placement("local", 2)
 ONE_SIZE = {"model.hidden_size": 8}
+TOLD = {"fields": ["model.dropout"], "seconds": {}, "alone": 100.0, "busy": "", "against": ""}  # seconds
+
+
+def answers(**told: Any) -> Callable[[str, str, float | None], str]:
+    """What a process would say of a study's task."""
+    return lambda *_: json.dumps(TOLD | told)
+
+
+def asks_nobody(*_: Any) -> str:
+    pytest.fail("it asks the task")
 
 
 def asked(lanes: Any, home: Path, **flags: Any) -> tuple[RunRequest, Any]:
@@ -58,13 +74,16 @@ def test_a_search_over_shapes_trains_one_by_one(tmp_path):
     ],
 )
 def test_lanes_are_fused_where_four_of_them_are_alike(tmp_path, lanes, kinds, order, fused):
-    _, resolved = asked(lanes, tmp_path, order=order, overrides=ONE_SIZE if kinds == 1 else {})
-    assert (lane_width._scattered(resolved, lanes, ("model.dropout",)) == "") is fused
+    request, resolved = asked(lanes, tmp_path, order=order, overrides=ONE_SIZE if kinds == 1 else {})
+    study = lane_width._Asking(resolved, request, LOCAL, None)
+    assert (study._scattered(lanes, ("model.dropout",)) == "") is fused
 
 
 def test_on_a_gpu_is_said_what_lanes_cannot_promise_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(lane_width, "ask", answers())
+
     def told(lanes: int, **overrides: Any) -> str:
-        request, resolved = asked(lanes, tmp_path, overrides={**ONE_SIZE, **overrides})
+        request, resolved = asked(lanes, tmp_path, window=64, overrides={**ONE_SIZE, **overrides})
         after, words = settled(request, resolved, None, LOCAL)
         assert after == request
         return words
@@ -90,13 +109,14 @@ def test_a_study_that_has_begun_keeps_its_number(tmp_path):
         ({}, LOCAL, "at the rungs of strategy asha lanes wait for each other"),
         ({"strategy": "none"}, Placement("ray-tune", 2), "workers of ray-tune are not measured from here"),
         ({"strategy": "none", "trials": 6}, LOCAL, "fewer than 4 trials for each worker"),
+        ({"strategy": "none", "window": 6}, LOCAL, "fewer than 4 trials for each worker"),
         ({"strategy": "none", "overrides": {"train.compile": True}}, LOCAL, "cannot do with compile=true"),
         ({"strategy": "none", "reference": "mlp"}, LOCAL, "they differ in train.optim.name, train.batch_size"),
     ],
 )
 def test_auto_is_one_by_one_where_lanes_cannot_pay_and_says_why(tmp_path, monkeypatch, flags, placement, words):
     """Before anything is measured."""
-    monkeypatch.setattr(lane_width, "ask", lambda *_: pytest.fail("it asks the task"))
+    monkeypatch.setattr(lane_width, "ask", asks_nobody)
     request, resolved = asked("auto", tmp_path, **flags)
     found, why = settled(request, resolved, None, placement)
     assert found.overrides["train.lanes"] == 1 and words in why, why
@@ -109,42 +129,209 @@ def test_auto_is_one_by_one_where_lanes_cannot_pay_and_says_why(tmp_path, monkey
         ({1: 10.0, 4: 5.0, 8: 4.0, 16: 7.0}, 8),
         ({1: 10.0, 4: 8.0, 8: 7.0, 16: 6.7}, 1),
         ({1: 10.0, 4: 18.0}, 1),
+        ({1: 10.0}, 1),  # no memory for more
     ],
 )
 def test_auto_takes_the_quickest_if_it_gains_by_half(tmp_path, monkeypatch, seconds, lanes):
-    told = json.dumps({"fields": ["model.dropout"], "seconds": seconds, "against": ""})
-    monkeypatch.setattr(lane_width, "ask", lambda *_: told)
+    monkeypatch.setattr(lane_width, "ask", answers(seconds=seconds))
     found, why = chosen(tmp_path, "auto", strategy="none", overrides=ONE_SIZE)
     assert found == lanes and (f"{10.0 / seconds[lanes]:.1f} times as quick" in why) == (lanes > 1)
+
+
+@rounds(
+    ("told", "words"),
+    [
+        ({"alone": 59.0}, "its trials take 59 s on their own"),
+        ({"busy": "a batch takes 2 s"}, "since a batch takes 2 s"),
+        ({"against": "it has a fit() of its own"}, "since it has a fit() of its own"),
+        ({"fields": []}, "they differ in model.dropout"),
+    ],
+)
+def test_auto_is_one_by_one_for_what_the_task_says(tmp_path, monkeypatch, told, words):
+    monkeypatch.setattr(lane_width, "ask", answers(**{"seconds": {1: 9.0, 8: 1.0}} | told))
+    lanes, why = chosen(tmp_path, "auto", strategy="none", overrides=ONE_SIZE)
+    assert lanes == 1 and words in why
+
+
+def by_default(home: Path, placement: Placement = LOCAL, **flags: Any) -> tuple[int, str]:
+    """What a study gets where nobody speaks of lanes."""
+    flags = {"trials": 400, "strategy": "none", "overrides": ONE_SIZE} | flags
+    request = RunRequest(Home(home), **{"reference": str(LANES)} | flags)
+    after, told = settled(request, declare(request, None, workers=2), None, placement)
+    if "train.lanes" not in after.overrides:
+        assert after == request
+    return after.overrides.get("train.lanes", 1), told
+
+
+@rounds(
+    ("trials", "sampler", "window", "lanes"),
+    [
+        (400, "auto", None, 16),
+        (128, "auto", None, 8),  # a sampler with a memory proposes in four rounds at least
+        (63, "tpe", None, 1),
+        (64, "tpe", None, 4),
+        (63, "random", None, 16),
+        (400, "random", 16, 8),
+        (7, "random", None, 1),
+    ],
+)
+def test_by_default_lanes_are_measured_where_a_sampler_keeps_its_memory(
+    tmp_path, monkeypatch, trials, sampler, window, lanes
+):
+    def ask(module: str, question: str, within: float | None) -> str:
+        widths = json.loads(question)["widths"]
+        assert within is not None and widths[-1] == lanes
+        return answers(seconds={k: 10.0 / k for k in (1, *widths)})(module, question, within)
+
+    monkeypatch.setattr(lane_width, "ask", ask)
+    found, told = by_default(tmp_path, trials=trials, sampler=sampler, window=window)
+    assert found == lanes
+    assert told == (
+        f"train.lanes=auto, the default: {lanes} lanes, in which a step is {lanes:.1f} times as quick as on its own"
+        if lanes > 1
+        else ""
+    )
+
+
+@rounds(
+    ("flags", "placement"),
+    [
+        ({"strategy": "asha"}, LOCAL),
+        ({"overrides": {}}, LOCAL),  # several kinds of trials: as the study says, its sizes are no fields of lanes
+        ({"overrides": ONE_SIZE | {"train.compile": True}}, LOCAL),
+        ({"overrides": ONE_SIZE | {"train.lanes": 1}}, LOCAL),
+        ({"trials": None, "seconds": 600.0}, LOCAL),  # how many rounds of proposals these are is not known
+        ({"seconds": 30.0}, LOCAL),
+        ({}, Placement("inline", 1)),
+        ({}, Placement("ray", 2)),
+        ({"reference": str(HARNESS / "function_study.py"), "overrides": {}}, LOCAL),
+    ],
+)
+def test_by_default_trials_are_on_their_own_where_lanes_may_not_pay(tmp_path, monkeypatch, flags, placement):
+    """Without a word, and the study is as it would be without lanes."""
+    monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 1.0}) if flags.get("overrides") == {} else asks_nobody)
+    assert by_default(tmp_path, placement, **flags) == (1, "")
+
+
+def test_a_study_that_declares_one_lane_has_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 10.0, 16: 1.0}))
+    declared = variant(tmp_path, "num_epochs=4,", "num_epochs=4, lanes=1,")
+    assert by_default(tmp_path, reference=declared) == (1, "")
+    assert by_default(tmp_path)[0] == 16
+
+
+def test_what_could_not_be_measured_by_default_is_said(tmp_path, monkeypatch):
+    def ask(*_: Any) -> str:
+        raise NoAnswer("it took more than 15 s")
+
+    monkeypatch.setattr(lane_width, "ask", ask)
+    assert by_default(tmp_path) == (
+        1,
+        "train.lanes: trials train one by one, since lanes could not be measured (it took more than 15 s)",
+    )
+
+
+@rounds(
+    ("flags", "told", "words"),
+    [
+        ({}, {"seconds": {1: 1.0, 8: 0.9}}, ""),
+        ({}, {"seconds": {1: 1.0, 8: 1.05}}, ""),  # which is within what a measurement is off
+        ({}, {"seconds": {1: 1.0, 8: 1.3}}, "since a step of 8 takes 1.30 times as long as theirs"),
+        ({}, {"seconds": {1: 1.0}, "alone": 9.0}, ""),  # too short to be measured
+        ({}, {"busy": "a batch takes 2 s", "seconds": {1: 2.0}}, "since a batch takes 2 s"),
+        ({}, {"against": "it has a fit() of its own"}, ""),  # which the trials say themselves
+        ({"window": 6}, {}, "since of 6 trials at a time fewer than 4 are left to each worker"),
+        ({"strategy": "asha"}, {}, "since at the rungs of strategy asha lanes wait for each other"),
+        ({"strategy": "asha", "window": 16}, {}, ""),
+        ({"strategy": "asha", "order": "async"}, {}, ""),
+        ({"strategy": "pbt"}, {}, ""),  # a generation waits for nobody at a rung
+    ],
+)
+def test_lanes_by_hand_are_none_where_they_would_take_longer(tmp_path, monkeypatch, flags, told, words):
+    monkeypatch.setattr(lane_width, "ask", answers(**told))
+    lanes, why = chosen(tmp_path, 8, **{"strategy": "none", "overrides": ONE_SIZE} | flags)
+    assert lanes == (1 if words else 8) and words in why
 
 
 def test_what_a_step_takes_is_measured_on_its_own_and_by_lanes(tmp_path, monkeypatch):
     _, resolved = asked("auto", tmp_path, strategy="none", overrides=ONE_SIZE | {"train.num_epochs": 30})
     question: Any = {"spec": resolved.spec.to_json(), "home": str(tmp_path), "share": 20, "widths": [4, 8]}
-    found = lane_probe.answer(**question)
-    assert found["fields"] == ["model.dropout"] and [*found["seconds"]] == [1] and "on their own" in found["against"]
-    monkeypatch.setattr(lane_probe, "WORTH", 0.0)
+    found = lane_probe.answer(**question, worth=60.0)
+    assert found["fields"] == ["model.dropout"] and [*found["seconds"]] == [1] and 0 < found["alone"] < 60
     monkeypatch.setattr(lane_probe, "SECONDS", 0.05)
-    found = lane_probe.answer(**question)
-    assert [*found["seconds"]] == [1, 4, 8] and min(found["seconds"].values()) > 0 and found["against"] == ""
+    found = lane_probe.answer(**question, worth=0.0)
+    assert [*found["seconds"]] == [1, 4, 8] and min(found["seconds"].values()) > 0
+    assert found["busy"] == found["against"] == ""
+    monkeypatch.setattr(lane_probe, "LARGE", 0.0)
+    found = lane_probe.answer(**question, worth=0.0)
+    assert [*found["seconds"]] == [1] and "all of it computing" in found["busy"]
+
+
+def test_what_is_not_worth_while_is_measured_for_a_glance(tmp_path):
+    """A step of the study takes far less than the second that its trial is to take to be worth while."""
+    _, resolved = asked("auto", tmp_path, strategy="none", overrides=ONE_SIZE | {"train.num_epochs": 10**6})
+    config: Any = resolved.study.config
+    steps = []
+
+    def make() -> Any:
+        task = task_of(resolved.study, Home(tmp_path), config)
+        loss = task.loss
+        task.loss = lambda *of: (steps.append(0), loss(*of))[1]
+        return task
+
+    counts = []
+    for worth in (0.0, math.inf):
+        steps.clear()
+        step, total = probe.alone(make, config.train, 0.5, worth)
+        counts.append(len(steps))
+        assert math.isfinite(step) and total > 10**6
+    assert counts[1] < counts[0] / 2
 
 
 def test_a_task_with_a_loop_of_its_own_speaks_against_lanes(tmp_path):
     _, resolved = asked("auto", tmp_path, reference=str(HARNESS / "tiny_study.py"))
-    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 20, [4])
+    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 20, [4], 60.0)
     assert found["against"] == "TinyTask has a fit() of its own"
+
+
+@pytest.mark.usefixtures("process")
+def test_what_is_chosen_by_default_is_recorded_and_kept(tmp_path, monkeypatch):
+    """Its digest is that of the number given by hand; a resume asks nobody; and one lane leaves no trace."""
+    flags = ("run", "--study", str(LANES), "--seed", "3", "--strategy", "none", "--sampler", "random")
+    flags += ("-o", "model.hidden_size=8", "--workers", "1")
+    digests = {}
+    for name, seconds in (("fused", {1: 10.0, 4: 1.0}), ("alone", {1: 10.0, 4: 9.0})):
+        home = Home(tmp_path / name)
+        monkeypatch.setattr(Prepared, "ask", lambda *_, told=seconds: answers(seconds=told)(*_))
+        begun = hpo(*flags, "--trials", "5", home=home)
+        assert begun.exit_code == 0, begun.stderr
+        assert ("train.lanes=auto, the default: 4 lanes" in begun.stderr) is (name == "fused")
+        assert "kept from before" not in begun.stderr
+        monkeypatch.setattr(Prepared, "ask", asks_nobody)
+        resumed = hpo(*flags, "--trials", "7", home=home)
+        assert resumed.exit_code == 0, resumed.stderr
+        digests[name] = known(home)[0]
+        assert (None in groups(home)) is (name == "alone")
+    for name, lanes in (("fused", "4"), ("alone", "1")):
+        home = Home(tmp_path / f"{name} by hand")
+        monkeypatch.setattr(Prepared, "ask", answers(seconds={}))
+        result = hpo(*flags, "--trials", "7", "-o", f"train.lanes={lanes}", home=home)
+        assert result.exit_code == 0, result.stderr
+        assert known(home)[0] == digests[name]
+    assert digests["fused"] != digests["alone"]
 
 
 @pytest.mark.usefixtures("process")
 def test_a_study_of_several_kinds_is_the_study_without_lanes(tmp_path):
     """Its task tells, in a process, that its sizes are no fields of lanes; the number is the study's from then on."""
     digests = []
-    for number, overrides in enumerate(([], ["-o", "train.lanes=8"])):
+    asked_for = ("--study", str(LANES), "--executor", "inline", "--seed", "3", "--trials", "4", "--strategy", "none")
+    for number, overrides in enumerate(([], ["-o", "train.lanes=4"])):
         home = Home(tmp_path / str(number))
-        flags = ("--study", str(LANES), "--executor", "inline", "--seed", "3", "--trials", "4", *overrides)
+        flags = (*asked_for, *overrides)
         result = hpo("run", *flags, home=home)
         assert result.exit_code == 0, result.output
-        told = "train.lanes=8: trials train one by one, since they differ in model.hidden_size" in result.stderr
+        told = "train.lanes=4: trials train one by one, since they differ in model.hidden_size" in result.stderr
         assert told is bool(overrides) and [*groups(home)] == [None]
         digests.append(known(home)[0])
         again = hpo("run", *flags, home=home)

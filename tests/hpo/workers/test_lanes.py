@@ -16,7 +16,21 @@ from typing import Any
 
 import mlflow
 import pytest
-from lane_studies import ALIKE, ALL, ALL_ALIKE, FLAGS, LANES, SIZES, STEPS, TRIALS, groups, outcomes, values, variant
+from lane_studies import (
+    ALIKE,
+    ALL,
+    ALL_ALIKE,
+    FLAGS,
+    LANES,
+    SIZES,
+    STEPS,
+    TRIALS,
+    WINDOW,
+    groups,
+    outcomes,
+    values,
+    variant,
+)
 from rounds import rounds
 from sqlalchemy import select
 from study_runs import drive, hpo, known, make, query, refused
@@ -553,7 +567,7 @@ def test_what_lanes_cannot_do_is_refused_before_anything_is_written(tmp_path, ov
 @pytest.mark.usefixtures("process")
 def test_a_loop_of_ones_own_has_no_lanes_and_says_so(tmp_path):
     home, tiny = Home(tmp_path / "home"), str(LANES.with_name("tiny_study.py"))
-    flags = ("--trials", "8", "--executor", "inline", "-o", "pause=0", *ALL_ALIKE)
+    flags = ("--trials", "8", "--executor", "inline", "--strategy", "none", "-o", "pause=0", *ALL_ALIKE)
     alike = ("-o", "train.optim.name=adamw")
     said = refused(hpo("run", "--study", tiny, *flags, *alike, home=home), 1)
     assert "TinyTask has a fit() of its own, which has no lanes: leave train.lanes." in said
@@ -569,6 +583,7 @@ def test_ray_tune_has_no_lanes_and_says_so(tmp_path):
 
 
 RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", *ALL_ALIKE)
+AS_WIDE = ("--window", str(WINDOW))  # without which lanes at rungs in order train one by one
 
 
 @pytest.fixture(scope="module")
@@ -576,7 +591,7 @@ def searched(tmp_path_factory, process) -> Home:
     """Begun by one worker, and continued by two."""
     home = Home(tmp_path_factory.mktemp("searched") / "home")
     onward = ("resume", "--trials", "6", "--executor", "local", "--workers", "2")
-    for command in ((*RUN, "--trials", "2"), onward):
+    for command in ((*RUN, *AS_WIDE, "--trials", "2"), onward):
         result = hpo(*command, home=home)
         assert result.exit_code == 0, (result.output, result.stderr)
     return home
@@ -596,7 +611,8 @@ def searched(tmp_path_factory, process) -> Home:
 def test_under_every_strategy_a_study_of_lanes_comes_to_its_end(tmp_path, strategy):
     home = Home(tmp_path / "home")
     trials_of = "32" if strategy in ("pbt", "pb2") else "6"
-    result = hpo(*RUN, "--trials", trials_of, "--strategy", strategy, home=home)
+    wide = () if strategy in ("pbt", "pb2") else AS_WIDE
+    result = hpo(*RUN, *wide, "--trials", trials_of, "--strategy", strategy, home=home)
     assert result.exit_code == 0, (result.output, result.stderr)
     verified = hpo("verify", home=home)
     assert verified.exit_code == 0 and re.match("0 differences", verified.stdout), verified.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lane_studies import LANES
 
-from hpo.child_process import FAULT
+from hpo.child_process import FAULT, NoAnswer, ask
+from hpo.driver.request import RunRequest
+from hpo.driver.resolve import declare
+from hpo.storage.home import Home
 from hpo.workers import prepared
 from hpo.workers.prepared import Forked, Prepared
 
@@ -104,6 +109,38 @@ def test_a_dead_prepared_process_forks_nothing_and_says_so(tmp_path):
         with (tmp_path / "log").open("ab") as output:
             assert process.fork([], output, {}) is None
         assert "exit code -9" in process.failure
+
+
+PROBE = "hpo.workers.lane_probe"
+
+
+@pytest.fixture(scope="module")
+def question(tmp_path_factory) -> str:
+    """What lanes of a study may differ in."""
+    home = Home(tmp_path_factory.mktemp("asked") / "home")
+    spec = declare(RunRequest(home, reference=str(LANES)), None, workers=1).spec
+    return json.dumps({"spec": spec.to_json(), "home": str(home.root), "share": 9, "widths": [], "worth": 0.0})
+
+
+def test_a_fork_answers_what_a_process_of_its_own_does(forking, question):
+    said = forking.ask(PROBE, question, 120.0)
+    assert said == ask(PROBE, question) and json.loads(said)["fields"] == ["model.dropout"]
+
+
+def test_a_process_that_fails_or_is_too_slow_gives_no_answer(forking, question):
+    for asked in (ask, forking.ask):
+        with pytest.raises(NoAnswer, match="JSONDecodeError: Expecting value"):
+            asked(PROBE, "what?")
+        with pytest.raises(NoAnswer, match=r"it took more than 0\.001 s"):
+            asked(PROBE, question, 0.001)
+    until(lambda: not [one for one in psutil.Process().children() if "hpo.workers.lane_probe" in one.cmdline()])
+
+
+def test_where_nothing_can_be_forked_a_process_is_asked(question):
+    with closing(Prepared()) as process:
+        until(lambda: process.settled)
+        process._process.kill()
+        assert json.loads(process.ask(PROBE, question))["fields"] == ["model.dropout"]
 
 
 def test_threads_or_cuda_are_not_forked(monkeypatch):
