@@ -138,7 +138,7 @@ class TrainConfig(Frozen):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     # Trials of a worker that train together, as lanes of one model; any number above 1 gives the same weights. auto: a
-    # study that begins measures how many, and keeps that number.
+    # study that begins measures how many, and keeps that number; so may one that says nothing (docs/guide/lanes.md).
     lanes: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
 
     def batch_size_at(self, epoch: int) -> int:
