@@ -1,10 +1,12 @@
 """Where the time of a whole study goes: by the clock and by the processor, a line for each kind of process.
 
-    python bench/race_parts.py [--rounds 5] [--trials 40] [--workers 2] [--study mlp] [--peer FILE] [-- RUN OPTIONS]
+    python bench/race_parts.py [--rounds 5] [--trials 40] [--workers 2] [--study mlp] [--peer FILE] [--before CHECKOUT]
+                               [--against "RUN OPTIONS"] [-- RUN OPTIONS]
 
-A round runs `hpo run` in a fresh home, random search and nothing pruned, and then, with `--peer`, the loop that a user
-would write instead: `python FILE DIR TRIALS WORKERS`. The two take turns, so that a change in the machine's speed meets
-both, and ratios are of one round each.
+A round runs `hpo run` in a fresh home, random search and nothing pruned, and then what it is to be held against: with
+`--peer` the loop that a user would write instead, `python FILE DIR TRIALS WORKERS`; with `--before` the same command of
+another checkout; with `--against` the same with further options, such as "-o train.lanes=1". They take turns, so that a
+change in the machine's speed meets all, and ratios are of one round each.
 
 Processor time is user and system. The whole is what the system counts for a command and all it has waited for; the
 parts are read from /proc every 20 ms while the command runs, so what a process does in its last 20 ms is missing from
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sqlite3
 import statistics
 import subprocess
@@ -45,12 +48,20 @@ _ROLES = {
 }
 
 
-def run(command: Sequence[str]) -> tuple[dict[str, float], _Watch]:
+def run(command: Sequence[str], checkout: str | None = None) -> tuple[dict[str, float], _Watch]:
     """Seconds of a command by the clock, and processor seconds of it and, by role, of all that it starts; and what was
-    read while it ran."""
+    read while it ran. `checkout`: where it is from, if not from here."""
     before = os.times()
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    environ = {"PYTHONPATH": checkout} if checkout else {}
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=checkout,  # which `-m` looks in first
+        env=os.environ | environ,
+    )
     watch = _Watch(process.pid)
     _, errors = process.communicate()
     seconds = time.perf_counter() - started
@@ -127,13 +138,15 @@ def _used(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
-def ours(options: argparse.Namespace, home: Path) -> dict[str, float]:
+def ours(
+    options: argparse.Namespace, home: Path, more: Sequence[str] = (), checkout: str | None = None
+) -> dict[str, float]:
     """A study of `hpo run` in a fresh home."""
     what = ["--study", options.study, "--trials", options.trials, "--workers", options.workers]
     search = ["--sampler", "random", "--strategy", "none"]
     began = time.time()
-    command = [sys.executable, "-m", "hpo", "run", *map(str, what), *search, "--home", str(home), *options.more]
-    figures, watch = run(command)
+    command = [sys.executable, "-m", "hpo", "run", *map(str, what), *search, "--home", str(home), *options.more, *more]
+    figures, watch = run(command, checkout)
     with closing(sqlite3.connect(home / "ledger.db")) as ledger:
         for name, query in (
             ("first claim", "SELECT min(started_at) FROM attempts"),
@@ -147,8 +160,23 @@ def ours(options: argparse.Namespace, home: Path) -> dict[str, float]:
 
 def peer(options: argparse.Namespace, directory: Path) -> dict[str, float]:
     """The same by the loop in `--peer`."""
-    figures, _ = run([sys.executable, options.peer, str(directory), str(options.trials), str(options.workers)])
-    return {f"peer, {name}": figures[name] for name in ("clock", "processor")}
+    return run([sys.executable, options.peer, str(directory), str(options.trials), str(options.workers)])[0]
+
+
+def others(options: argparse.Namespace) -> dict[str, Callable[[Path], dict[str, float]]]:
+    """What is to be held against the study, by name."""
+    found: dict[str, Callable[[Path], dict[str, float]]] = {}
+    if options.peer:
+        found["peer"] = lambda place: peer(options, place)
+    if options.before:
+        found["before"] = lambda place: ours(options, place, checkout=str(options.before.resolve()))
+    if options.against:
+        found["against"] = lambda place: ours(options, place, shlex.split(options.against))
+    return found
+
+
+def named(name: str, contestant: Callable[[Path], dict[str, float]]) -> Callable[[Path], dict[str, float]]:
+    return lambda place: {f"{name}, {figure}": value for figure, value in contestant(place).items()}
 
 
 def measure(
@@ -172,11 +200,14 @@ def show(rounds: Sequence[dict[str, float]]) -> None:
         values = [one.get(name, 0.0) for one in rounds]
         print(f"{name:28} {statistics.median(values):8.2f} s  ({min(values):.2f} to {max(values):.2f})")
     parts = ("driver", "driver, driving", *_ROLES.values(), "mirror, driving", "others")
-    parts = [name for name in parts if name in names]
-    ratios = {f"{name} / processor": (name, "processor") for name in parts}
-    if "peer, clock" in names:
-        ratios |= {"clock / peer": ("clock", "peer, clock"), "processor / peer": ("processor", "peer, processor")}
+    whose = ("", *(f"{other}, " for other in ("peer", "before", "against") if f"{other}, clock" in names))
+    ratios = {f"{who}{name} / processor": (who + name, f"{who}processor") for who in whose for name in parts}
+    for other in whose[1:]:
+        compared = [name for name in ("clock", "processor", *parts) if other + name in names]
+        ratios |= {f"{name} / {other.rstrip(', ')}": (name, other + name) for name in compared}
     for name, (part, whole) in ratios.items():
+        if part not in names or not all(one.get(whole) for one in rounds):
+            continue
         values = [one.get(part, 0.0) / one[whole] for one in rounds]
         print(f"{name:28} {statistics.median(values):8.3f}    ({min(values):.3f} to {max(values):.3f})")
 
@@ -188,12 +219,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--study", default="mlp")
     parser.add_argument("--peer", help="a script that does the same without hpo")
+    parser.add_argument("--before", type=Path, help="a checkout of an earlier commit, which does the same")
+    parser.add_argument("--against", help="further options of `hpo run`, with which it does the same")
     parser.add_argument("more", nargs="*", help="further options of `hpo run`, after --")
     options = parser.parse_args()
     print(machine())
-    contestants: list[Callable[[Path], dict[str, float]]] = [lambda place: ours(options, place)]
-    if options.peer:
-        contestants.append(lambda place: peer(options, place))
+    against = [named(name, contestant) for name, contestant in others(options).items()]
+    contestants: list[Callable[[Path], dict[str, float]]] = [lambda place: ours(options, place), *against]
     with tempfile.TemporaryDirectory() as scratch:
         show(measure(options.rounds, Path(scratch), contestants))
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from hpo.doctor.finding import Finding
 from hpo.text import megabytes
+from hpo.workers.executors.resources import CGROUP, container_memory
 
 FEWEST_FILES, FEW_FILES = 128, 1024  # a driver and MLflow's server have more than the first open
 FEWEST_PROCESSES = 64  # threads count
 SMALL_SHARED = 256e6
-CGROUP = Path("/sys/fs/cgroup")
 
 
 def open_files() -> Iterator[Finding]:
@@ -47,11 +47,10 @@ def shared_memory(place: Path = Path("/dev/shm")) -> Iterator[Finding]:
 
 def container(root: Path = CGROUP) -> Iterator[Finding]:
     """The memory and the cores that a container bounds (cgroup v2: memory.max, cpu.max)."""
-    memory, cpu = _read(root / "memory.max"), _read(root / "cpu.max").split()
-    if memory.isdigit():
-        used = int(_read(root / "memory.current") or 0)
-        left = int(memory) - used
-        text = f"the container has {megabytes(int(memory))} of memory, {megabytes(left)} of it free"
+    cpu = _read(root / "cpu.max").split()
+    if memory := container_memory(root):
+        left = memory[0] - memory[1]
+        text = f"the container has {megabytes(memory[0])} of memory, {megabytes(left)} of it free"
         fix = "a worker takes half a gigabyte before its model, and one over the bound is killed: raise it."
         yield Finding("limits", "fails" if left < 5e8 else "ok", text, fix * (left < 5e8))
     if len(cpu) == 2 and cpu[0].isdigit():

@@ -180,7 +180,7 @@ class _Asking:
         seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
         fused = {k: one for k, one in seconds.items() if k > 1 and not self._scattered(k, told["fields"])}
         if not fused:
-            return 1, "since a trial ends, or memory does, before a step of lanes can be measured"
+            return 1, f"since {told['full'] or 'a trial ends, or memory does, before lanes are measured'}"
         quickest = min(fused, key=lambda lanes: fused[lanes])
         gain = seconds[1] / fused[quickest]
         if gain < GAIN:
@@ -254,6 +254,7 @@ class _Asking:
         """What the study's task says of lanes, in a process of its own: the driver imports no torch. Raises
         NoAnswer."""
         question = {"spec": self.resolved.spec.to_json(), "home": str(self.request.home.root), "share": self._share}
+        question |= {"workers": self.placement.workers}
         words = json.dumps(question | {"widths": [*widths], "worth": worth})
         asked = self.prepared.ask if self.prepared is not None else ask
         return json.loads(asked("hpo.workers.lane_probe", words, within))

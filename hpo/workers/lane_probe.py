@@ -14,45 +14,52 @@ if __name__ == "__main__":
 import contextlib
 import json
 import math
+import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import Study
 from hpo.storage.home import Home
+from hpo.text import megabytes
 from hpo.workers.attempt import task_of
+from hpo.workers.executors.resources import memory_left
 from trainer.errors import ConfigError
 from trainer.report import trains_itself
 from trainer.runtime.threads import limited
 
 SECONDS = 1.0  # of steps that each number of lanes is measured by
-LARGE = (
-    0.1  # seconds of a micro-batch, whose processor is busy: lanes save nothing then, and would be measured for long
-)
+LARGE = 0.1  # seconds of a micro-batch, in which the processor is busy: lanes save nothing, and take long to measure
+NEAR = 1.2  # times as quick have the most lanes to be for fewer to be tried
+MEMORY = 0.5  # of what is free, that the lanes of all workers may take
 
 
-def answer(spec: Mapping[str, Any], home: str, share: float, widths: list[int], worth: float) -> dict[str, Any]:
+def answer(
+    spec: Mapping[str, Any], home: str, workers: int, share: float, widths: list[int], worth: float
+) -> dict[str, Any]:
     """`fields` that a task adds to what lanes may differ in; `seconds` of a step by numbers of lanes, 1 first; `alone`,
     seconds of all trials of a worker one by one, of which it has `share`; and in words why a trial has nothing that
-    lanes could share, `busy`, and why there can be none, `against`.
+    lanes could share, `busy`, why no more lanes were measured, `full`, and why there can be none, `against`.
 
-    Groups are measured where `alone` comes to `worth` seconds.
+    Groups are measured where `alone` comes to `worth` seconds, and as far as there is memory for them in each worker.
     """
     study = ResolvedStudy.stored(spec).study
     task = study.task_class()
     told: dict[str, Any] = {"fields": [*getattr(task, "lane_fields", ())], "seconds": {}, "alone": 0.0}
-    told |= {"busy": "", "against": ""}
+    told |= {"busy": "", "full": "", "against": ""}
     if trains_itself(task_of(study, Home(Path(home)), study.config)):  # which an instance may, and its class not
         return told | {"against": f"{task.__name__} has a fit() of its own"}
     if not widths:
         return told
     with limited(study.config.train.num_threads):  # type: ignore[attr-defined]
-        return told | _measured(study, Home(Path(home)), share, widths, worth)
+        return told | _measured(study, Home(Path(home)), workers, share, widths, worth)
 
 
-def _measured(study: Study, home: Home, share: float, widths: list[int], worth: float) -> dict[str, Any]:
+def _measured(study: Study, home: Home, workers: int, share: float, widths: list[int], worth: float) -> dict[str, Any]:
     from trainer.lanes import probe
 
     config: Any = study.config
@@ -63,6 +70,7 @@ def _measured(study: Study, home: Home, share: float, widths: list[int], worth: 
     def configured(lanes: int) -> Any:
         return config.train.model_copy(update={"lanes": lanes})
 
+    taken, before = _Taken(), memory_left()
     step, steps = probe.alone(make, configured(1), SECONDS, worth / share)
     if not math.isfinite(step):
         return {"against": "a trial ends before a step can be measured"}
@@ -73,12 +81,39 @@ def _measured(study: Study, home: Home, share: float, widths: list[int], worth: 
     train = config.train
     if (part := step / -(-train.batch_size // (train.fixed_micro_batch_size or train.batch_size))) > LARGE:
         return told | {"busy": f"a batch takes {part:.2g} s on its own, all of it computing"}
-    for lanes in widths:
+    each = taken.most  # bytes of a lane, whose data are its own
+    for lanes in reversed(widths):
+        if workers * lanes * each > MEMORY * before:
+            told["full"] = (
+                f"{lanes} lanes take {megabytes(int(lanes * each))} in each worker, of {megabytes(before)} free"
+            )
+            continue
+        taken = _Taken()
         try:
             seconds[lanes] = probe.fused(make, configured(lanes), SECONDS)
         except ConfigError as error:
             return told | {"against": str(error)}
-    return told | {"seconds": {lanes: one for lanes, one in seconds.items() if math.isfinite(one)}}
+        each = max(each, taken.most / lanes)
+        if workers * lanes * each > MEMORY * before or not math.isfinite(seconds[lanes]):
+            del seconds[lanes]
+        elif seconds[lanes] > min(seconds.values()) or step < NEAR * seconds[lanes]:
+            break  # fewer lanes share less
+    if min(seconds.values()) < step:  # which has met what a process does only once
+        seconds[1] = min(step, probe.alone(make, configured(1), SECONDS)[0])
+    return told
+
+
+class _Taken:
+    """What this process takes of the host's memory from here on."""
+
+    def __init__(self) -> None:
+        self._before = psutil.Process().memory_info().rss
+
+    @property
+    def most(self) -> int:
+        """Bytes, at most; 0 where it has had more before."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return max(0, peak - self._before)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from trainer.runtime.device import pick_device
 from trainer.task import Task
 
 WARM, FEWEST = 3, 5  # steps before the first that counts, and those that do, at least
-GLANCE = 0.2  # of the seconds, after which it is seen whether more are worth while
+GLANCE, LONGEST = 0.2, 2.5  # of the seconds: after which it is seen whether more are worth while, and for an epoch
 
 
 def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: float = 0.0) -> tuple[float, int]:
@@ -31,7 +31,7 @@ def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: 
 
     def begun(run: Any) -> None:
         nonlocal total
-        total, clock.least = run.total, worth / max(1, run.total)
+        total, clock.least, clock.windows = run.total, worth / max(1, run.total), run.state.windows
 
     with tempfile.TemporaryDirectory() as directory, suppress(_Enough):
         fit(make(), config, clock, _store(directory, 0), begun)
@@ -41,15 +41,15 @@ def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: 
 def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> float:
     """The seconds of a step of one of `config.lanes` lanes: those of all of them, over their number.
 
-    The ends of epochs that fall into so many seconds of steps count: what lanes do there each does by itself. NaN where
-    training ends too early to tell, or there is no memory for so many. Raises ConfigError where lanes cannot train the
-    task, and what the task raises.
+    What lanes do at the end of an epoch each does by itself, so whole epochs are measured, unless one takes longer than
+    LONGEST times `seconds`. NaN where training ends too early to tell, or there is no memory for so many. Raises
+    ConfigError where lanes cannot train the task, and what the task raises.
     """
     clock = _Clock(seconds, config)
     reporters: list[Reporter] = [clock, *(Silent() for _ in range(config.fixed_lanes - 1))]
     with tempfile.TemporaryDirectory() as directory, Group(config, _commit) as group:
         for number, reporter in enumerate(reporters):
-            group.admit(make(), config, reporter, _store(directory, number))
+            clock.windows = group.admit(make(), config, reporter, _store(directory, number)).state.windows
         with suppress(_Enough):
             while group.lanes:
                 for _, how in group.advance():
@@ -67,6 +67,7 @@ class _Clock(Silent):
     the machine does not prolong."""
 
     least = 0.0  # seconds of a step, from which on it is measured for longer than a glance
+    windows = 1  # steps of an epoch
 
     def __init__(self, seconds: float, config: TrainConfig) -> None:
         self._seconds, self._began, self._times = seconds, math.inf, list[float]()
@@ -79,14 +80,21 @@ class _Clock(Silent):
             self._began = time.perf_counter()
         if len(self._times) > WARM + FEWEST:
             passed = (time.perf_counter() - self._began) / self._seconds
-            if passed > 1.0 or (passed > GLANCE and self.step < self.least):
+            enough = passed > 1.0 and (self._whole > 0 or passed > LONGEST)
+            if enough or (passed > GLANCE and self.step < self.least):
                 raise _Enough
         return False
 
     @property
+    def _whole(self) -> int:
+        """The steps of whole epochs among those that count."""
+        return (len(self._times) - 1 - WARM) // self.windows * self.windows
+
+    @property
     def step(self) -> float:
         counted = self._times[WARM:]
-        return (counted[-1] - counted[0]) / (len(counted) - 1) if len(counted) > FEWEST else math.nan
+        last = self._whole or len(counted) - 1
+        return (counted[last] - counted[0]) / last if len(counted) > FEWEST else math.nan
 
 
 def _store(directory: str, number: int) -> CheckpointStore:

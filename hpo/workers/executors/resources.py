@@ -17,6 +17,7 @@ from hpo.space.config import as_json, flatten
 
 GPU_SHARE = "HPO_GPU_SHARE"  # of the memory of its GPU that a worker process may take
 GPUS_ASKED = "HPO_GPUS_ASKED"  # what --gpus-per-worker says, where it asks for any
+CGROUP = Path("/sys/fs/cgroup")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\d+|GPU-\S+|MIG-\S+")
 
@@ -149,3 +150,21 @@ def cpu_slots(workers: int, each: int, usable: Sequence[int] | None) -> list[lis
             "here; ask for fewer."
         )
     return [list(usable[slot * each : (slot + 1) * each]) for slot in range(workers)]
+
+
+def container_memory(root: Path = CGROUP) -> tuple[int, int] | None:
+    """Bytes that this container may take, and has taken (cgroup v2: memory.max, memory.current); None if unbounded."""
+    try:
+        bound = (root / "memory.max").read_text().strip()
+        return (int(bound), int((root / "memory.current").read_text())) if bound.isdigit() else None
+    except OSError:  # cgroup v1, or no Linux
+        return None
+
+
+def memory_left(root: Path = CGROUP) -> int:
+    """Bytes that processes of this host, or of this container, may still take."""
+    import psutil
+
+    bound = container_memory(root)
+    free = psutil.virtual_memory().available
+    return free if bound is None else min(free, bound[0] - bound[1])

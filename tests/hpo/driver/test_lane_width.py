@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from trainer.lanes import probe
 
 LOCAL = Placement("local", 2)
 ONE_SIZE = {"model.hidden_size": 8}
-TOLD = {"fields": ["model.dropout"], "seconds": {}, "alone": 100.0, "busy": "", "against": ""}  # seconds
+TOLD = {"fields": ["model.dropout"], "seconds": {}, "alone": 100.0, "busy": "", "full": "", "against": ""}  # seconds
 
 
 def answers(**told: Any) -> Callable[[str, str, float | None], str]:
@@ -145,6 +146,7 @@ def test_auto_takes_the_quickest_if_it_gains_by_half(tmp_path, monkeypatch, seco
         ({"busy": "a batch takes 2 s"}, "since a batch takes 2 s"),
         ({"against": "it has a fit() of its own"}, "since it has a fit() of its own"),
         ({"fields": []}, "they differ in model.dropout"),
+        ({"full": "4 lanes take 9 GB", "seconds": {1: 9.0}}, "since 4 lanes take 9 GB"),
     ],
 )
 def test_auto_is_one_by_one_for_what_the_task_says(tmp_path, monkeypatch, told, words):
@@ -255,13 +257,25 @@ def test_lanes_by_hand_are_none_where_they_would_take_longer(tmp_path, monkeypat
 
 def test_what_a_step_takes_is_measured_on_its_own_and_by_lanes(tmp_path, monkeypatch):
     _, resolved = asked("auto", tmp_path, strategy="none", overrides=ONE_SIZE | {"train.num_epochs": 30})
-    question: Any = {"spec": resolved.spec.to_json(), "home": str(tmp_path), "share": 20, "widths": [4, 8]}
+    question: Any = {
+        "spec": resolved.spec.to_json(),
+        "home": str(tmp_path),
+        "workers": 2,
+        "share": 20,
+        "widths": [4, 8],
+    }
     found = lane_probe.answer(**question, worth=60.0)
     assert found["fields"] == ["model.dropout"] and [*found["seconds"]] == [1] and 0 < found["alone"] < 60
     monkeypatch.setattr(lane_probe, "SECONDS", 0.05)
     found = lane_probe.answer(**question, worth=0.0)
-    assert [*found["seconds"]] == [1, 4, 8] and min(found["seconds"].values()) > 0
+    assert {1, 8} <= found["seconds"].keys() <= {1, 4, 8} and min(found["seconds"].values()) > 0
     assert found["busy"] == found["against"] == ""
+    monkeypatch.setattr(lane_probe._Taken, "most", 10**6)  # bytes
+    monkeypatch.setattr(lane_probe, "memory_left", lambda: 30 * 10**6)
+    assert [*lane_probe.answer(**question, worth=0.0)["seconds"]][1:] == [4]  # of two workers, in half of the memory
+    monkeypatch.setattr(lane_probe, "memory_left", lambda: 15 * 10**6)
+    found = lane_probe.answer(**question, worth=0.0)
+    assert [*found["seconds"]] == [1] and re.match(r"4 lanes take .* in each worker, of 15.00 MB free", found["full"])
     monkeypatch.setattr(lane_probe, "LARGE", 0.0)
     found = lane_probe.answer(**question, worth=0.0)
     assert [*found["seconds"]] == [1] and "all of it computing" in found["busy"]
@@ -280,17 +294,17 @@ def test_what_is_not_worth_while_is_measured_for_a_glance(tmp_path):
         return task
 
     counts = []
-    for worth in (0.0, math.inf):
+    for worth in (math.inf, 0.0):
         steps.clear()
         step, total = probe.alone(make, config.train, 0.5, worth)
         counts.append(len(steps))
         assert math.isfinite(step) and total > 10**6
-    assert counts[1] < counts[0] / 2
+    assert counts[0] < counts[1] / 2
 
 
 def test_a_task_with_a_loop_of_its_own_speaks_against_lanes(tmp_path):
     _, resolved = asked("auto", tmp_path, reference=str(HARNESS / "tiny_study.py"))
-    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 20, [4], 60.0)
+    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 2, 20, [4], 60.0)
     assert found["against"] == "TinyTask has a fit() of its own"
 
 

@@ -119,7 +119,9 @@ def question(tmp_path_factory) -> str:
     """What lanes of a study may differ in."""
     home = Home(tmp_path_factory.mktemp("asked") / "home")
     spec = declare(RunRequest(home, reference=str(LANES)), None, workers=1).spec
-    return json.dumps({"spec": spec.to_json(), "home": str(home.root), "share": 9, "widths": [], "worth": 0.0})
+    return json.dumps(
+        {"spec": spec.to_json(), "home": str(home.root), "workers": 1, "share": 9, "widths": [], "worth": 0.0}
+    )
 
 
 def test_a_fork_answers_what_a_process_of_its_own_does(forking, question):

@@ -17,7 +17,17 @@ from hpo.storage.home import Home
 from hpo.workers.executors.local import Local
 from hpo.workers.executors.placement import Placement, PlacementRequest
 from hpo.workers.executors.ray_cluster import Cluster, carried_environ, carry, check_reach
-from hpo.workers.executors.resources import Needs, Resources, cpu_slots, devices, gpu_slots, gpus_each, needs
+from hpo.workers.executors.resources import (
+    Needs,
+    Resources,
+    container_memory,
+    cpu_slots,
+    devices,
+    gpu_slots,
+    gpus_each,
+    memory_left,
+    needs,
+)
 
 ONE_RANK = Needs(ranks=1, threads=1, gpu=True)
 
@@ -197,3 +207,13 @@ def test_gpus_that_workers_cannot_have_are_refused_at_once(tmp_path, monkeypatch
     assert "--gpus-per-worker 0.5: train.parallel asks for 2 ranks" in asked("ray", 0.5, overrides=ranks)
     for executor in ("ray", "ray-tune"):
         Placement(executor, 2, Resources(gpus=1.0)).check(load("mlp"))
+
+
+def test_the_memory_that_is_left_is_bounded_by_the_container(tmp_path):
+    free = memory_left(tmp_path)
+    assert free > 2**20 and container_memory(tmp_path) is None
+    for name, text in {"memory.max": "1000", "memory.current": "900"}.items():
+        (tmp_path / name).write_text(text)
+    assert (container_memory(tmp_path), memory_left(tmp_path)) == ((1000, 900), 100)
+    (tmp_path / "memory.max").write_text("max")
+    assert container_memory(tmp_path) is None
