@@ -178,9 +178,9 @@ class _Asking:
         if told["alone"] < WORTH:
             return 1, f"since its trials take {told['alone']:.0f} s on their own"
         seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
-        fused = {k: one for k, one in seconds.items() if k > 1 and not self._scattered(k, told["fields"])}
+        fused = {k: seconds[alike] for k in widths if (alike := self._alike(k, seconds, told["fields"])) > 1}
         if not fused:
-            return 1, f"since {told['full'] or 'a trial ends, or memory does, before lanes are measured'}"
+            return 1, f"since {told['full'] or 'no group of trials that are alike could be measured'}"
         quickest = min(fused, key=lambda lanes: fused[lanes])
         gain = seconds[1] / fused[quickest]
         if gain < GAIN:
@@ -231,6 +231,11 @@ class _Asking:
     def _perhaps(self) -> list[str]:
         """The dimensions that a task may have declared to be fields of lanes: only the task says whether it has."""
         return [path for path in self.resolved.study.space.paths if not path.startswith("train.")]
+
+    def _alike(self, lanes: int, measured: Collection[int], fields: Collection[str]) -> int:
+        """The number that was measured which comes nearest to how many of so many lanes are of one kind."""
+        each = lanes / math.prod(_kinds(self.resolved.study.space, (*LANE_FIELDS, *fields)).values())
+        return max((one for one in measured if one <= each), default=1)
 
     def _scattered(self, lanes: int, fields: Collection[str]) -> str:
         """Why fewer than LEAST of so many lanes would be of one kind, where a task adds these `fields` to what lanes

@@ -139,6 +139,13 @@ def test_auto_takes_the_quickest_if_it_gains_by_half(tmp_path, monkeypatch, seco
     assert found == lanes and (f"{10.0 / seconds[lanes]:.1f} times as quick" in why) == (lanes > 1)
 
 
+def test_of_two_kinds_half_of_the_lanes_train_together(tmp_path, monkeypatch):
+    for half, lanes in ((6.0, 16), (8.0, 1)):
+        monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 10.0, 8: half, 16: 2.0}))
+        found, why = chosen(tmp_path, "auto", strategy="none")
+        assert found == lanes and f"{10.0 / half:.1f}" in why, why
+
+
 @rounds(
     ("told", "words"),
     [
