@@ -128,6 +128,14 @@ class _Asking:
         return self.resolved.spec.order == "ordered" and self.resolved.strategy.name != "none"
 
     @property
+    def _decides(self) -> str:
+        """That a strategy may end trials early, which leaves groups small, in words; else empty."""
+        name = self.resolved.strategy.name
+        return (
+            "" if name == "none" else f"lanes gain where trials train to their ends, and strategy {name} may stop them"
+        )
+
+    @property
     def _generations(self) -> bool:
         return isinstance(self.resolved.strategy, PopulationStrategy)
 
@@ -189,9 +197,8 @@ class _Asking:
 
     def _unfit(self, lanes: int) -> str:
         """Why a study that has not asked for lanes should have none, as far as that can be seen without measuring."""
-        if self._in_order:
-            name = self.resolved.strategy.name
-            return f"since at the rungs of strategy {name} lanes wait for each other: for --strategy none"
+        if self._decides:
+            return f"since {self._decides}: for --strategy none"
         try:
             self.resolved.study.configure({**self.resolved.study.overrides, LANES: lanes})
         except SpaceError as error:
@@ -207,12 +214,8 @@ class _Asking:
             return why
         if self._open < LEAST:
             return f"since of {self.resolved.spec.window} trials at a time fewer than {LEAST} are left to each worker"
-        if self._in_order and math.isinf(self._open) and self._here and not self.on_gpus:
-            name = self.resolved.strategy.name
-            return (
-                f"since at the rungs of strategy {name} lanes wait for each other: give --strategy none, --order async "
-                "or a --window to have them fused"
-            )
+        if self._decides and math.isinf(self._open) and self._here and not self.on_gpus:
+            return f"since {self._decides}: give --strategy none, or a --window, to have them fused"
         if not self._here and not self._perhaps:
             return ""
         try:

@@ -583,7 +583,7 @@ def test_ray_tune_has_no_lanes_and_says_so(tmp_path):
 
 
 RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", *ALL_ALIKE)
-AS_WIDE = ("--window", str(WINDOW))  # without which lanes at rungs in order train one by one
+AS_WIDE = ("--window", str(WINDOW))  # without which trials that may be stopped train one by one
 
 
 @pytest.fixture(scope="module")
