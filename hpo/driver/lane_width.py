@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -263,9 +264,11 @@ class _Asking:
         NoAnswer."""
         question = {"spec": self.resolved.spec.to_json(), "home": str(self.request.home.root), "share": self._share}
         question |= {"workers": self.placement.workers}
-        words = json.dumps(question | {"widths": [*widths], "worth": worth})
+        question |= {"widths": [*widths], "worth": worth}
         asked = self.prepared.ask if self.prepared is not None else ask
-        return json.loads(asked("hpo.workers.lane_probe", words, within))
+        with tempfile.TemporaryDirectory(prefix="hpo-lanes-") as scratch:  # which a process that is killed leaves
+            words = json.dumps(question | {"scratch": scratch})
+            return json.loads(asked("hpo.workers.lane_probe", words, within))
 
 
 def _kinds(space: Space, fields: Collection[str]) -> Mapping[str, float]:

@@ -16,6 +16,7 @@ import json
 import math
 import resource
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ class _Taken:
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    tempfile.tempdir = asked.pop("scratch", None)
     with contextlib.redirect_stdout(sys.stderr):  # what a task prints is no answer
         told = answer(**asked)
     print(json.dumps(told))

@@ -233,7 +233,12 @@ def test_a_study_that_declares_one_lane_has_one(tmp_path, monkeypatch):
 
 
 def test_what_could_not_be_measured_by_default_is_said(tmp_path, monkeypatch):
-    def ask(*_: Any) -> str:
+    """And nothing is left of what the process has written that did not answer in time."""
+    written = []
+
+    def ask(_: str, question: str, __: float | None) -> str:
+        written.append(Path(json.loads(question)["scratch"], "checkpoint"))
+        written[0].touch()
         raise NoAnswer("it took more than 15 s")
 
     monkeypatch.setattr(lane_width, "ask", ask)
@@ -241,6 +246,7 @@ def test_what_could_not_be_measured_by_default_is_said(tmp_path, monkeypatch):
         1,
         "train.lanes: trials train one by one, since lanes could not be measured (it took more than 15 s)",
     )
+    assert not written[0].parent.exists()
 
 
 @rounds(
