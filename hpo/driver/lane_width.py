@@ -110,12 +110,18 @@ class _Asking:
 
     @property
     def on_gpus(self) -> bool:
-        return needs(self.resolved.study).gpu and self._here and bool(devices())
+        """Whether workers train on GPUs: those of a cluster where they are given some."""
+        return needs(self.resolved.study).gpu and bool(devices() if self._here else self.placement.resources.gpus)
 
     @property
     def _here(self) -> bool:
         """Whether what is measured on this host is what workers meet."""
         return not elsewhere(self.placement.executor) and self.placement.executor != "ray-tune"
+
+    @property
+    def _as_here(self) -> bool:
+        """Whether it is what they may be held to meet: a cluster's processors are taken to be like this host's."""
+        return self._here or not (self.on_gpus or (needs(self.resolved.study).gpu and devices()))
 
     @property
     def _share(self) -> float:
@@ -215,12 +221,12 @@ class _Asking:
             return why
         if self._open < LEAST:
             return f"since of {self.resolved.spec.window} trials at a time fewer than {LEAST} are left to each worker"
-        if self._decides and math.isinf(self._open) and self._here and not self.on_gpus:
-            return f"since {self._decides}: give --strategy none, or a --window, to have them fused"
-        if not self._here and not self._perhaps:
+        if self._decides and not self.on_gpus:
+            return f"since {self._decides}: give --strategy none to have them fused"
+        if not self._as_here and not self._perhaps:
             return ""
         try:
-            told = self._told([lanes] if self._here else [], WORTH_BY_HAND, None)
+            told = self._told([lanes] if self._as_here else [], WORTH_BY_HAND, None)
         except NoAnswer:
             return ""
         if told["against"]:
@@ -263,8 +269,7 @@ class _Asking:
         """What the study's task says of lanes, in a process of its own: the driver imports no torch. Raises
         NoAnswer."""
         question = {"spec": self.resolved.spec.to_json(), "home": str(self.request.home.root), "share": self._share}
-        question |= {"workers": self.placement.workers}
-        question |= {"widths": [*widths], "worth": worth}
+        question |= {"workers": self.placement.workers if self._here else 1, "widths": [*widths], "worth": worth}
         asked = self.prepared.ask if self.prepared is not None else ask
         with tempfile.TemporaryDirectory(prefix="hpo-lanes-") as scratch:  # which a process that is killed leaves
             words = json.dumps(question | {"scratch": scratch})

@@ -27,6 +27,7 @@ from once import once
 from sqlalchemy import exists, func, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SADeprecationWarning
+from study_runs import begin
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
@@ -82,6 +83,7 @@ class Run:
     study: Path = STUDY
     name: str = "tiny"
     work: Work = Work()
+    begun: Mapping[str, Any] | None = None  # what the study is written down with before the first command, if it is
     environ: dict[str, str] = field(default_factory=dict)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
@@ -99,6 +101,8 @@ class Run:
         return process
 
     def run(self) -> subprocess.Popen[str]:
+        if self.begun is not None and not self.home.exists():
+            begin(Home(self.home), reference=str(self.study), **self.begun)
         return self.start("run", "--study", str(self.study), "--trials", str(self.trials), *self.extra)
 
     def resume(self) -> subprocess.Popen[str]:

@@ -47,11 +47,17 @@ PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1", *A
 PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no strategy that only stops passes
 POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials": 12}
 BREEDING = ("--workers", "2", "--sampler", "random", *AT_ONCE)
-LANES_STUDY = {"study": Path(__file__).with_name("lanes_study.py"), "name": "lanes", "work": LANES_WORK}
+ONE_SIZE = {"train.lanes": LANES, "model.hidden_size": 8}  # trials of several sizes would train one by one
+LANES_STUDY = {
+    "study": Path(__file__).with_name("lanes_study.py"),
+    "name": "lanes",
+    "work": LANES_WORK,
+    "extra": ("--executor", "local", "--workers", "2"),
+    "begun": {"window": 8, "overrides": ONE_SIZE | {"pause": 0.02}},  # the command would not, as trials may be stopped
+}
 FUNCTION = {"study": Path(__file__).with_name("function_study.py"), "work": Work("steps", STEPS, 2 * STEPS)}
 COMMAND = {"study": Path(__file__).with_name("command_study.yaml"), "work": Work("steps", STEPS, 2 * STEPS)}
-FUSED = ("-o", f"train.lanes={LANES}", "-o", "model.hidden_size=8")  # trials of several sizes would train one by one
-SIDE_BY_SIDE = ("--workers", "2", "--window", "8", *FUSED, "-o", "pause=0.02")
+OF_SEVERAL = ("worker.after_claim", "driver.after_ask", "driver.after_tell")  # trials at once, so passed twice at least
 _ELSEWHERE = ("removal.", "alerts.", "mirror.after_append")  # which a run without alerts and other trackers passes not
 NAMES = [name for name in failpoint.NAMES if not name.startswith(_ELSEWHERE)]
 SAVING = ("checkpoint.", "retention.", "worker.")
@@ -75,7 +81,7 @@ def bred(tmp_path_factory, process) -> Golden:
 @pytest.fixture(scope="session")
 def fused(tmp_path_factory, process) -> Golden:
     """By one worker whose lanes are four."""
-    return shared_golden(tmp_path_factory, "fused", "--workers", "1", *SIDE_BY_SIDE[2:], **LANES_STUDY)
+    return shared_golden(tmp_path_factory, "fused", "--executor", "local", "--workers", "1", **LANES_STUDY)
 
 
 @pytest.fixture(scope="session")
@@ -132,7 +138,7 @@ def test_a_kill_at_any_instant_changes_nothing(tmp_path, golden, target, seed):
 def check_kill_of_lanes(tmp_path, fused, target: str, seed: int) -> None:
     """All lanes of a worker die with it."""
     rng = random.Random(f"lanes {target}{seed}")
-    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY)
+    run = Run(tmp_path / "home", **LANES_STUDY)
     print(f"\nSIGKILL {kill_at(run, {target: rng.random()}, fused, rng)}")
     check_sound(run, fused.digest, LOST[target])
 
@@ -295,14 +301,14 @@ def test_a_kill_anywhere_among_generations_changes_nothing(tmp_path, bred, name,
 @pytest.mark.parametrize(
     ("name", "hit"),
     [
-        (name, 2 if name == "worker.after_claim" and hit == 3 else hit)  # one claim is of several trials
+        (name, 2 if name in OF_SEVERAL and hit == 3 else hit)
         for name in NAMES
         if name not in (*ASYNCHRONOUS_POINTS, *PROMOTION_POINTS) and "artifact" not in name
         for hit in (1, 3)
     ],
 )
 def test_a_kill_of_lanes_at_any_named_point_changes_nothing(tmp_path, fused, name, hit):
-    check_kills(Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY), fused, {name: hit})
+    check_kills(Run(tmp_path / "home", **LANES_STUDY), fused, {name: hit})
 
 
 # Signals that are obeyed, and drivers and workers that meet.
@@ -311,7 +317,7 @@ def test_a_kill_of_lanes_at_any_named_point_changes_nothing(tmp_path, fused, nam
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_lanes_that_were_told_to_leave_train_nothing_again(tmp_path, fused, number):
-    run = Run(tmp_path / "home", extra=SIDE_BY_SIDE, **LANES_STUDY)
+    run = Run(tmp_path / "home", **LANES_STUDY)
     driver = run.run()
     first_claim(run, driver)
     wait_for_progress(run, driver, "driver", fused.values // 3, random.Random(0))

@@ -31,7 +31,8 @@ FLAGS: dict[str, Any] = {"reference": str(LANES), "window": WINDOW, "seed": SEED
 ALIKE = {"overrides": {"train.lanes": 4, "model.hidden_size": 8}}
 
 
-ALL_ALIKE = ("-o", "train.lanes=4", "-o", "model.hidden_size=8")  # the command trains several sizes one by one
+# The command trains several sizes one by one, and what a strategy may stop, unless a study has begun otherwise.
+ALL_ALIKE = ("-o", "train.lanes=4", "-o", "model.hidden_size=8")
 
 
 def groups(home: Home) -> dict[str, list[int]]:

@@ -31,6 +31,14 @@ def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, a
     return Driver(ledger, resolved, options, executor or Inline())
 
 
+def begin(home: Home, **flags) -> None:
+    """Write a study down of which nothing has run. Unlike the command this takes every number of lanes as it is, and a
+    study that has begun keeps it."""
+    driver = make(home, **flags)
+    driver.acquire()
+    driver.release()
+
+
 def drive(home: Home, executor=None, tick=lambda driver: None, **flags) -> tuple[str, queries.Status, str, str]:
     """Run a study without its mirror: digest, status, the state the driver left it in, and why."""
     driver = make(home, executor, **flags)

@@ -26,6 +26,7 @@ from hpo.storage.home import Home
 from hpo.workers import lane_probe
 from hpo.workers.attempt import task_of
 from hpo.workers.executors.placement import Placement
+from hpo.workers.executors.resources import Resources
 from hpo.workers.prepared import Prepared
 from trainer.lanes import probe
 
@@ -86,7 +87,7 @@ def test_on_a_gpu_is_said_what_lanes_cannot_promise_there(tmp_path, monkeypatch)
     monkeypatch.setattr(lane_width, "ask", answers())
 
     def told(lanes: int, **overrides: Any) -> str:
-        request, resolved = asked(lanes, tmp_path, window=64, overrides={**ONE_SIZE, **overrides})
+        request, resolved = asked(lanes, tmp_path, strategy="none", overrides={**ONE_SIZE, **overrides})
         after, words = settled(request, resolved, None, LOCAL)
         assert after == request
         return words
@@ -259,16 +260,44 @@ def test_what_could_not_be_measured_by_default_is_said(tmp_path, monkeypatch):
         ({}, {"busy": "a batch takes 2 s", "seconds": {1: 2.0}}, "since a batch takes 2 s"),
         ({}, {"against": "it has a fit() of its own"}, ""),  # which the trials say themselves
         ({"window": 6}, {}, "since of 6 trials at a time fewer than 4 are left to each worker"),
-        ({"strategy": "asha"}, {}, "strategy asha may stop them: give --strategy none, or a --window"),
+        ({"strategy": "asha"}, {}, "strategy asha may stop them: give --strategy none to have them fused"),
         ({"strategy": "asha", "order": "async"}, {}, "strategy asha may stop them"),
-        ({"strategy": "asha", "window": 16}, {}, ""),
-        ({"strategy": "pbt"}, {}, ""),  # a generation trains to its end together
+        ({"strategy": "asha", "window": 16}, {}, "strategy asha may stop them"),
+        ({"strategy": "pbt"}, {}, "strategy pbt may stop them"),
     ],
 )
 def test_lanes_by_hand_are_none_where_they_would_take_longer(tmp_path, monkeypatch, flags, told, words):
     monkeypatch.setattr(lane_width, "ask", answers(**told))
     lanes, why = chosen(tmp_path, 8, **{"strategy": "none", "overrides": ONE_SIZE} | flags)
     assert lanes == (1 if words else 8) and words in why
+
+
+def test_lanes_of_a_cluster_are_held_to_what_this_host_measures(tmp_path, monkeypatch):
+    """Where its workers have GPUs, which this host has not, the number is as asked for."""
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    told = {"seconds": {1: 1.0, 8: 1.3}}
+
+    def found(placement: Placement, **flags: Any) -> tuple[int, str]:
+        questions: list[dict[str, Any]] = []
+
+        def ask(_: str, question: str, __: float | None) -> str:
+            questions.append(json.loads(question))
+            return json.dumps(TOLD | (told if questions[0]["widths"] else {}))
+
+        monkeypatch.setattr(lane_width, "ask", ask)
+        request, resolved = asked(8, tmp_path, **{"strategy": "none", "overrides": ONE_SIZE} | flags)
+        after, words = settled(request, resolved, None, placement)
+        assert all(one["workers"] == 1 for one in questions)  # what memory this host has is not theirs
+        return after.overrides["train.lanes"], words
+
+    lanes, words = found(Placement("ray", 2))
+    assert lanes == 1 and "a step of 8 takes 1.30 times as long as theirs" in words
+    lanes, words = found(Placement("ray", 2), strategy="asha")
+    assert lanes == 1 and "strategy asha may stop them" in words
+    for flags in ({}, {"strategy": "asha"}):
+        assert found(Placement("ray", 2, Resources(gpus=1)), **flags) == (8, f"train.lanes=8: {lane_width.ON_GPUS}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert found(Placement("ray", 2)) == (8, "")  # here it would be measured on a GPU
 
 
 def test_what_a_step_takes_is_measured_on_its_own_and_by_lanes(tmp_path, monkeypatch):

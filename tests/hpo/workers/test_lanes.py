@@ -25,7 +25,6 @@ from lane_studies import (
     SIZES,
     STEPS,
     TRIALS,
-    WINDOW,
     groups,
     outcomes,
     values,
@@ -33,7 +32,7 @@ from lane_studies import (
 )
 from rounds import rounds
 from sqlalchemy import select
-from study_runs import drive, hpo, known, make, query, refused
+from study_runs import begin, drive, hpo, known, make, query, refused
 
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
@@ -583,15 +582,15 @@ def test_ray_tune_has_no_lanes_and_says_so(tmp_path):
 
 
 RUN = ("run", "--study", str(LANES), "--executor", "inline", "--seed", "3", *ALL_ALIKE)
-AS_WIDE = ("--window", str(WINDOW))  # without which trials that may be stopped train one by one
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, process) -> Home:
     """Begun by one worker, and continued by two."""
     home = Home(tmp_path_factory.mktemp("searched") / "home")
+    begin(home, **FLAGS | ALIKE)
     onward = ("resume", "--trials", "6", "--executor", "local", "--workers", "2")
-    for command in ((*RUN, *AS_WIDE, "--trials", "2"), onward):
+    for command in ((*RUN, "--trials", "2"), onward):
         result = hpo(*command, home=home)
         assert result.exit_code == 0, (result.output, result.stderr)
     return home
@@ -611,8 +610,9 @@ def searched(tmp_path_factory, process) -> Home:
 def test_under_every_strategy_a_study_of_lanes_comes_to_its_end(tmp_path, strategy):
     home = Home(tmp_path / "home")
     trials_of = "32" if strategy in ("pbt", "pb2") else "6"
-    wide = () if strategy in ("pbt", "pb2") else AS_WIDE
-    result = hpo(*RUN, *wide, "--trials", trials_of, "--strategy", strategy, home=home)
+    window = {"window": None} if strategy in ("pbt", "pb2") else {}
+    begin(home, **FLAGS | ALIKE | window, strategy=strategy)
+    result = hpo(*RUN, "--trials", trials_of, "--strategy", strategy, home=home)
     assert result.exit_code == 0, (result.output, result.stderr)
     verified = hpo("verify", home=home)
     assert verified.exit_code == 0 and re.match("0 differences", verified.stdout), verified.stdout
