@@ -190,13 +190,16 @@ class CellLive:
 def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> str:
     """The overrides with which the study was begun and that this command does not repeat; a preset replaces all.
 
-    Without the lanes, whose number the study may have found by itself.
+    The lanes, whose number the study may have found by itself and keeps under a preset too, are told apart.
     """
-    if given is None or "preset" in given:
+    if given is None:
         return ""
-    kept = {path: value for path, value in spec["overrides"].items() if path not in given and path != LANES}
+    kept = {path: value for path, value in spec["overrides"].items() if path not in given}
+    lanes = kept.pop(LANES, 1)
+    kept = {} if "preset" in given else kept
     told = " ".join(f"{path}={json.dumps(value)}" for path, value in kept.items())
-    return f"overrides kept from before: {told}; a study without them takes another --name" if kept else ""
+    said = [f"overrides kept from before: {told}; a study without them takes another --name"] if kept else []
+    return "\n".join([*said, f"{LANES}={lanes}, with which this study began"] if lanes != 1 else said)
 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:

@@ -19,6 +19,7 @@ from hpo.driver.request import RunRequest
 from hpo.errors import SpaceError
 from hpo.search.population.base import PopulationStrategy
 from hpo.search.samplers.registry import WARM
+from hpo.space.config import flatten
 from hpo.space.space import Space
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.executors.resources import devices, needs
@@ -48,8 +49,9 @@ def settled(
 
     `prepared` forks the process that is asked of the task, if there is one.
     """
-    if begun is not None and LANES not in request.overrides:
-        return request, ""
+    if begun is not None and LANES not in request.overrides and not _by_preset(resolved):
+        lost = "preset" in request.overrides and LANES in begun.overrides  # which takes the place of all overrides
+        return (_with(request, begun.overrides[LANES]) if lost else request), ""
     asked = resolved.study.shape.train.get("lanes", 1)
     study = _Asking(resolved, request, placement, prepared)
     if begun is None and asked == 1 and _unsaid(resolved):
@@ -70,6 +72,11 @@ def _unsaid(resolved: ResolvedStudy) -> bool:
     return "lanes" not in declared.train.model_fields_set
 
 
+def _by_preset(resolved: ResolvedStudy) -> bool:
+    study = resolved.study
+    return LANES in flatten(study.presets.get(str(study.overrides.get("preset")), {}))
+
+
 def _with(request: RunRequest, lanes: int) -> RunRequest:
     return replace(request, overrides={**request.overrides, LANES: lanes})
 
@@ -80,8 +87,10 @@ def _as_asked(asked: Any, study: _Asking, begun: StudySpec | None) -> tuple[RunR
         return study.request, ""
     if study.placement.executor == "ray-tune" and asked != "auto":  # whose driver refuses lanes
         return study.request, ""
-    if asked == "auto":
-        lanes, why = (before, "as it began") if begun else study.by_measure()
+    if begun is not None and (asked == "auto" or (begun.overrides.get(LANES) == 1 and not study.request.allow_drift)):
+        lanes, why = before, "as the study began"
+    elif asked == "auto":
+        lanes, why = study.by_measure()
     else:
         why = "" if begun is not None and before != 1 else study.why_slower(asked)
         lanes = 1 if why else asked

@@ -550,6 +550,10 @@ def test_a_run_names_the_overrides_the_study_keeps():
     spec = {"overrides": {"train.num_epochs": 2, "train.optim.name": "sgd"}}
     assert 'kept from before: train.optim.name="sgd";' in kept_overrides(spec, {"train.num_epochs": 2})
     assert kept_overrides(spec, spec["overrides"]) == ""
+    fused = {"overrides": {"train.lanes": 16}}
+    assert kept_overrides(fused, {}) == kept_overrides(fused, {"preset": "small"})
+    assert kept_overrides(fused, {}) == "train.lanes=16, with which this study began"
+    assert kept_overrides(fused, {"train.lanes": 16}) == kept_overrides({"overrides": {"train.lanes": 1}}, {}) == ""
     assert kept_overrides(spec, {"preset": "small"}) == kept_overrides(spec, None) == ""  # replaced; nothing was named
 
 

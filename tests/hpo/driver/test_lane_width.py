@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +106,30 @@ def test_a_study_that_has_begun_keeps_its_number(tmp_path):
         request, resolved = asked(now, tmp_path, order="ordered", reference="mlp" if after == 1 else str(LANES))
         found, _ = settled(request, resolved, begun.spec, LOCAL)
         assert found.overrides["train.lanes"] == after, (before, now)
+
+
+def test_what_was_refused_where_a_study_began_is_not_asked_again(tmp_path, monkeypatch):
+    """A measurement may say otherwise the next time, and the same command would be another study. Who means it may."""
+    _, begun = asked(1, tmp_path, strategy="none", overrides=ONE_SIZE)
+    monkeypatch.setattr(lane_width, "ask", asks_nobody)
+    request, resolved = asked(8, tmp_path, strategy="none", overrides=ONE_SIZE)
+    found, words = settled(request, resolved, begun.spec, LOCAL)
+    assert found.overrides["train.lanes"] == 1
+    assert words == "train.lanes=8: trials train one by one, as the study began"
+    monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 1.0, 8: 0.5}))
+    assert settled(replace(request, allow_drift=True), resolved, begun.spec, LOCAL)[0].overrides["train.lanes"] == 8
+
+
+def test_under_a_preset_that_is_given_again_a_study_keeps_its_number(tmp_path):
+    """A preset takes the place of all overrides, also of the number that the study has found."""
+    presets = 'presets={"long": {"train.num_epochs": 6}, "fused": {"train.lanes": 8}},'
+    file = variant(tmp_path, '    sampler="tpe",\n', f'    sampler="tpe",\n    {presets}\n')
+    for preset, found in (("long", 16), ("fused", 8), ("fused", 1)):
+        overrides = {"preset": preset, **ONE_SIZE}
+        _, begun = asked(found, tmp_path, reference=file, strategy="none", overrides=overrides)
+        request = RunRequest(Home(tmp_path), reference=file, overrides=overrides)
+        kept, _ = settled(request, declare(request, None, workers=2), begun.spec, LOCAL)
+        assert declare(kept, None, workers=2).spec.overrides == begun.spec.overrides, preset
 
 
 @rounds(
