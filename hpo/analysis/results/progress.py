@@ -227,6 +227,13 @@ class Progress:
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "
                 f"`{command(f'show {skipped.first} --study {self.name}')}` counts them"
             )
+        undeclared = [trial for trial in self.trials.values() if trial.num_epochs is None]
+        last = max((trial.epoch for trial in undeclared if trial.state == "complete"), default=0)
+        if last and (stopped := sum(trial.state == "pruned" and trial.epoch >= last for trial in undeclared)):
+            yield (
+                f"{counted(stopped, 'trial')} stopped at epoch {last}, where complete ones end: if every trial has "
+                f"{last} epochs, declare num_epochs={last} in the study, and none is stopped at its last one"
+            )
 
     def _listen(self, fresh: Sequence[Trial]) -> None:
         """A misspelt objective or constraint is told of after an epoch, and not when the first trial fails by it.

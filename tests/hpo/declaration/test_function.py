@@ -15,8 +15,11 @@ from study_runs import drive, query
 from told import SPACE, Told, fit
 
 from hpo import Float, Objective, load, study
+from hpo.analysis.results.progress import Progress
+from hpo.clock import SystemClock
 from hpo.declaration.function_trial import Ended, FunctionTask, Parameters
 from hpo.errors import HpoError, StudyError
+from hpo.ledger import Ledger
 from hpo.ledger.tables import asks, checkpoints, events, reports, trials
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
@@ -295,3 +298,24 @@ def test_a_mistake_is_shown_with_the_functions_frames_alone(tmp_path):
     assert state == "stopped"
     assert 'wrong.py", line 5, in wrong' in reason and "trial.report(epoch=1) comes after epoch 2" in reason
     assert "function_trial.py" not in reason and "attempt.py" not in reason
+
+
+@pytest.mark.whole
+def test_who_is_stopped_at_a_last_epoch_is_told_to_declare_it(tmp_path):
+    file = tmp_path / "brief.py"
+    for declares, told in (("", True), (", num_epochs=2", False)):
+        file.write_text(
+            "import hpo\n@hpo.study(space={'x': hpo.Float(0.0, 1.0)}, minimize='loss', "
+            f"strategy={{'name': 'asha', 'min_epochs': 2, 'eta': 2}}{declares})\n"
+            "def brief(trial):\n    for epoch in (1, 2):\n        if trial.report(epoch, {'loss': trial.params.x}):\n"
+            "            return\n"
+        )
+        home = Home(tmp_path / f"home{declares}")
+        _, status, state, _ = drive(home, trials=8, reference=str(file), window=1)
+        assert state == "complete" and (status.trials["pruned"] > 0) is told
+        said = [*Progress(Ledger(home.storage), "brief", SystemClock()).remarks()]
+        words = (
+            f"{status.trials['pruned']} trials stopped at epoch 2, where complete ones end: if every trial has 2 "
+            "epochs, declare num_epochs=2 in the study, and none is stopped at its last one"
+        )
+        assert said == ([words] if told else [])
