@@ -133,8 +133,7 @@ class Driver:
             if not self._executor.step():
                 self._clock.sleep(self._changes.pause)
             on_tick()
-        if self._stopping:
-            on_tick()  # shows that it stops, which takes a while
+        on_tick()  # shows the last ends, or that it stops: workers take a while to leave
 
     def _renew(self, connection: Connection) -> None:
         """Renew the lease and, while the study is driven, count the time so far."""

@@ -12,7 +12,6 @@ import argparse
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 import uuid
@@ -77,14 +76,14 @@ class Worker:
         self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
         self._changes = Changes(ledger)
         self._system = SystemMetrics()
-        self.leaving = threading.Event()
+        self.leaving = False  # no Event: a handler that sets one while this thread waits for it may wait forever
         self.trained = 0  # trials it has taken
 
     def run_one(self, among: Collection[int]) -> bool:
         """Train one waiting trial of these studies to its end or its interruption; False if none waits."""
         token = uuid.uuid4().hex
         claimed = self._ledger.transact(lambda c: claim(c, self._process.id, token, among))
-        if not claimed or self.leaving.is_set():
+        if not claimed or self.leaving:
             for taken in claimed:
                 self._finish(taken, Outcome("preempted"), None)
             return False
@@ -95,13 +94,17 @@ class Worker:
     def rest(self, among: Collection[int]) -> None:
         """Wait until a trial of these studies waits, for REST seconds at most."""
         end = time.monotonic() + REST
-        while (left := end - time.monotonic()) > 0 and not self.leaving.is_set():
-            written = self._changes.wait(left, self.leaving.wait)
+        while (left := end - time.monotonic()) > 0 and not self.leaving:
+            written = self._changes.wait(left, self._sleep)
             if written and among and self._ledger.look(lambda c: any_waiting(c, among)):
                 return
 
     def preempt(self) -> None:
-        self.leaving.set()
+        self.leaving = True
+
+    def _sleep(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return self.leaving
 
     def close(self) -> None:
         """Say that it leaves in good order. The ledger stays open."""
@@ -118,7 +121,7 @@ class Worker:
 
             def preempted() -> bool:
                 heartbeat.check()
-                return self.leaving.is_set()
+                return self.leaving
 
             try:
                 opened = self._open(taken.study_id)
@@ -143,7 +146,7 @@ class Worker:
             home=self._home,
             worker_id=self._process.id,
             system=self._system,
-            leaving=self.leaving.is_set,
+            leaving=lambda: self.leaving,
             worth_while=worth_while,
             finish=self._finish,
             say=self._say,
@@ -214,7 +217,7 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None]) -> int:
     Raises HpoError and TrainerError where this process, and not a trial, is at fault.
     """
     try:
-        while not worker.leaving.is_set() and (found := among()) is not None:
+        while not worker.leaving and (found := among()) is not None:
             if not found or not worker.run_one(found):
                 worker.rest(found)
     except Fenced as error:
