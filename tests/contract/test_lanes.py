@@ -918,6 +918,27 @@ def test_undeclared_lane_differences_are_found_by_the_gradient(tmp_path):
     assert said[1].startswith("train.lanes: the gradient that this trial has among others is not its own: ")
 
 
+@pytest.mark.parametrize("where", ["train_set", "augment"])
+def test_data_that_differ_between_lanes_are_found_by_the_batches(tmp_path, where):
+    """Lanes of one seed read once for all of them."""
+
+    class Noisy(Small):
+        lane_fields = ("hidden",)
+
+        def train_set(self) -> TensorDataset:
+            x = torch.randn(SAMPLES, 6, dtype=self.dtype) * (self.config.hidden if where == "train_set" else 1.0)
+            return TensorDataset(x, torch.arange(SAMPLES) % 3)
+
+        def augment(self, sample: Any, generator: torch.Generator) -> Any:
+            return (sample[0] * self.config.hidden, sample[1]) if where == "augment" else sample
+
+    said = refusals(tmp_path, Noisy, *({"of": {"hidden": scale}} for scale in (1.0, 1 + 1e-6, 1.0)))
+    assert (said[0], said[2]) == ("", "")
+    assert said[1].startswith("train.lanes: the batches that this trial reads are not those of the lane that it would")
+    other = {"of": {"hidden": 2.0}, "seed": 1}
+    assert refusals(tmp_path / "seeds", Noisy, {"of": {"hidden": 1.0}}, other) == ["", ""]
+
+
 def test_a_convolution_that_rounds_by_the_number_of_lanes_is_refused(tmp_path):
     """oneDNN adds up few channels of maps of one point in an order that depends on how many groups there are."""
 

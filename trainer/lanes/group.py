@@ -28,6 +28,7 @@ Answer = Verdict | BaseException | None
 # for its verdict; with the flag, which says that no lane can train before it has one, some answer is another.
 Commit = Callable[[Sequence[tuple[Reporter, Report]], bool], Sequence[Answer]]
 Ended = tuple[Lane, Outcome | BaseException]
+Reader = tuple[Lane, Iterator[list[Any]]]  # whose data the lanes of a stream train on
 
 
 class Group:
@@ -97,7 +98,9 @@ class Group:
         for lane in lanes:
             lane.enter()
         ended: list[Ended] = []
-        streams = {lane.stream: lane.windows() for lane in lanes}
+        streams: dict[Stream, Reader] = {}
+        for lane in lanes:
+            streams.setdefault(lane.stream, (lane, lane.windows()))  # read by the one that has been there longest
         while lanes and lanes[0].state.position < lanes[0].state.windows:
             over = [one for lane in lanes for one in _attempted(lane, lane.asked_to_leave)]
             over += self._window(_without(lanes, over), streams)
@@ -106,16 +109,17 @@ class Group:
             lane.read()
         return ended
 
-    def _window(self, lanes: list[Lane], streams: Mapping[Stream, Iterator[list[Any]]]) -> list[Ended]:
+    def _window(self, lanes: list[Lane], streams: Mapping[Stream, Reader]) -> list[Ended]:
         """One optimizer step of each; those that end by it."""
         batches: dict[Stream, Any] = {}
         for stream in {lane.stream: None for lane in lanes}:
-            batches[stream] = _caught(partial(next, streams[stream]))
+            batches[stream] = _caught(partial(next, streams[stream][1]))
         over = [(lane, found) for lane in lanes if isinstance(found := batches[lane.stream], BaseException)]
         new: dict[int, Any] = {}
         for lane in _without(lanes, over):
             if not lane.checked:
-                new[id(lane)] = found = _caught(partial(lane.gradient_alone, batches[lane.stream], lanes[0].task))
+                reader = streams[lane.stream][0]
+                new[id(lane)] = found = _caught(partial(_own, lane, batches[lane.stream], reader, lanes[0].task))
                 over += [(lane, found)] if isinstance(found, BaseException) else []
         return over + self._step(_without(lanes, over), batches, new)
 
@@ -167,6 +171,14 @@ class Group:
         if new and there:  # they had no such trouble before
             return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
         return [(lane, found) for lane in lanes]
+
+
+def _own(lane: Lane, batches: list[Any], reader: Lane, other: Task) -> Tensor:
+    """The gradient that a new lane has alone. Raises ConfigError where its batches or its task are not what it shares
+    with others."""
+    if reader is not lane:
+        lane.check_batches(batches)
+    return lane.gradient_alone(batches, other)
 
 
 def _unvectorised(task: Task, error: Exception) -> ConfigError:

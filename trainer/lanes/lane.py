@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten
 
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
@@ -34,6 +35,13 @@ NOT_ITS_OWN = (
     "self.config in loss, leave it out of the space, or set train.lanes=1."
 )
 
+NOT_ITS_DATA = (
+    "train.lanes: the batches that this trial reads are not those of the lane that it would share them with: what "
+    "train_set or augment of its task gives depends on what may differ between lanes; take that out of lane_fields, "
+    "or set train.lanes=1."
+)
+_VALUES = (Tensor, np.ndarray, np.generic, str, bytes, bool, int, float, complex)
+
 
 class Lane(Fit):
     """`pending` is what it has reported and has no verdict on: until it has, it does not train."""
@@ -56,6 +64,12 @@ class Lane(Fit):
     def windows(self) -> Iterator[list[Any]]:
         """Those that are left of its epoch."""
         return self.loader.epoch(self.state.epoch, self.state.position)
+
+    def check_batches(self, batches: list[Any]) -> None:
+        """Raise ConfigError where it would read others in this window than these, of another lane of its stream."""
+        (own, form), (others, its) = map(tree_flatten, (next(self.windows()), batches))
+        if form != its or not all(map(_same, own, others)):
+            raise ConfigError(NOT_ITS_DATA)
 
     def enter(self) -> None:
         """Before the first window that it trains on in an epoch."""
@@ -182,6 +196,15 @@ class Lane(Fit):
     def close(self) -> None:
         self.loader.close()
         self.saver.close()
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two leaves of batches hold the same; what is neither tensor nor number nor text is taken to."""
+    if type(one) is not type(other) or getattr(one, "shape", ()) != getattr(other, "shape", ()):
+        return False
+    if not isinstance(one, _VALUES):
+        return True
+    return bool(torch.as_tensor((one == other) | ((one != one) & (other != other))).all())  # NaN is NaN
 
 
 def _elsewhere() -> tuple[Any, ...]:
