@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, or_, select
 
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.ledger.tables import attempts, decisions, reports, trials, workers
@@ -38,10 +38,18 @@ def latest_attempts(connection: Connection, study_id: int, n: int) -> Sequence[R
     return connection.execute(query).mappings().all()[::-1]
 
 
-def lanes_with(connection: Connection, study_id: int, group: str | None) -> list[int]:
-    """The numbers of the trials that share a group of lanes."""
-    query = select(trials.c.number).where(trials.c.study_id == study_id, trials.c.group == group)
-    return list(connection.execute(query.order_by(trials.c.number)).scalars()) if group else []
+def lanes_with(connection: Connection, trial: RowMapping) -> list[int]:
+    """The numbers of the trials, its own too, whose newest attempts were lanes of its group while its own was: a group
+    takes others in as lanes end."""
+    if trial["group"] is None:
+        return []
+    newest = and_(attempts.c.trial_id == trials.c.id, attempts.c.fence == trials.c.fence)
+    own = select(attempts.c.started_at, attempts.c.ended_at).join(trials, newest).where(trials.c.id == trial["id"])
+    began, ended = connection.execute(own).one()
+    query = select(trials.c.number).join(attempts, newest).order_by(trials.c.number)
+    query = query.where(trials.c.study_id == trial["study_id"], trials.c.group == trial["group"])
+    query = query.where(or_(attempts.c.ended_at.is_(None), attempts.c.ended_at > began))
+    return list(connection.execute(query if ended is None else query.where(attempts.c.started_at < ended)).scalars())
 
 
 def fused(connection: Connection, study_id: int) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def detail(connection: Connection, home: Home, name: str, number: int) -> dict[s
         "metrics": study["spec"]["metrics"],
         "curves": curves,
         "folds": _folds(connection, row["id"], metrics),
-        "lanes": worker_queries.lanes_with(connection, study["id"], row["group"]),
+        "lanes": worker_queries.lanes_with(connection, row),
         "attempts": tries,
         "checkpoints": [
             {**one, "path": place.shown(home.checkpoints(name, number) / one["path"])}
