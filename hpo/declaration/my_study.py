@@ -52,6 +52,9 @@ class Config(Frozen):
 class MyTask(Task):
     """What is trained. The trainer makes one for each trial and calls the methods below; `self.config` is a Config."""
 
+    # In these, as in optimizers' numbers, small trials may differ that train several at once (docs/guide/lanes.md).
+    lane_fields = ("model.dropout", "loss.label_smoothing")
+
     # 1 DATA. Anything with a length and `data[i] -> sample` will do: a torch or Hugging Face data set, a list of pairs,
     # a Parquet file (trainer.data.TableDataset). Select by val; test is measured by `hpo confirm` alone (see 6).
     def split(self, name: str) -> tuple[Tensor, Tensor]:

@@ -20,14 +20,13 @@ from hpo.errors import SpaceError
 from hpo.search.population.base import PopulationStrategy
 from hpo.search.samplers.registry import WARM
 from hpo.space.config import flatten
-from hpo.space.space import Space
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.executors.resources import devices, needs
+from hpo.workers.lane_kinds import LEAST, alike, kinds
 from hpo.workers.prepared import Prepared
-from trainer.config.lanes import LANE_FIELDS, LANES
+from trainer.config.lanes import LANES
 from trainer.redaction import redacted
 
-LEAST = 4  # lanes of a group: fewer take longer together than one after the other (docs/performance.md)
 WIDTHS = (4, 8, 16)  # that are measured
 ON_GPUS = "on a GPU a lane's digits depend on the lanes beside it, so that an interrupted study may end with others"
 GAIN = 1.5  # of a step on its own over that of a lane, from which on auto has trials fused
@@ -139,11 +138,6 @@ class _Asking:
         return trials / self.placement.workers
 
     @property
-    def _in_order(self) -> bool:
-        """Whether trials wait at rungs for those before them."""
-        return self.resolved.spec.order == "ordered" and self.resolved.strategy.name != "none"
-
-    @property
     def _decides(self) -> str:
         """That a strategy may end trials early, which leaves groups small, in words; else empty."""
         name = self.resolved.strategy.name
@@ -162,7 +156,7 @@ class _Asking:
         return self.resolved.spec.window / self.placement.workers if fixed else math.inf
 
     def by_default(self) -> tuple[int, str]:
-        """The number of lanes where nobody has said anything, and what to tell: nothing of one that was to be expected.
+        """The number of lanes where nobody has said anything, and what to tell: nothing where nothing was measured.
 
         Only local workers are measured. The window grows with the lanes, so that a sampler with a memory has fewer
         the fewer trials there are.
@@ -171,38 +165,54 @@ class _Asking:
         unknown = learns and math.isinf(self._share)
         if self.placement.executor != "local" or unknown or (self.request.seconds or math.inf) < WORTH:
             return 1, ""
+        widths = self._widths(self._share / (2 * ROUNDS if learns else 1))
+        if self._unfit(widths) or self._scattered(widths[-1], self._perhaps):
+            return 1, ""
         try:
-            lanes, why = self._measured(self._share / (2 * ROUNDS if learns else 1), UNASKED)
+            told = self._told(widths, WORTH, UNASKED)
         except NoAnswer as error:
             return 1, f"{LANES}: {_so(1)}, since lanes could not be measured ({_said(error)})"
-        return lanes, f"{LANES}=auto, the default: {_so(lanes)}, {why}" if lanes > 1 else ""
+        lanes, why = self._judged(widths, told)
+        return lanes, f"{LANES}=auto, the default: {_so(lanes)}, {why}" if told["seconds"] else ""
 
     def by_measure(self) -> tuple[int, str]:
         """For `auto`: the number and why."""
+        widths = self._widths(self._share)
+        if why := self._unfit(widths) or self._apart(widths[-1]):
+            return 1, why
         try:
-            return self._measured(self._share, None)
+            return self._judged(widths, self._told(widths, WORTH, None))
         except NoAnswer as error:
             return 1, f"since they could not be measured ({_said(error)})"
 
-    def _measured(self, most: float, within: float | None) -> tuple[int, str]:
-        """The number of lanes, of `most`, of which one's step is the quickest, 1 unless it is so by GAIN, and why.
-        Raises NoAnswer."""
+    def _widths(self, most: float) -> list[int]:
+        """Those that may be measured, of `most` lanes at most."""
+        return [lanes for lanes in WIDTHS if lanes <= min(most, self._open)]
+
+    def _unfit(self, widths: Sequence[int]) -> str:
+        """Why a study that has not asked for a number should have none, as far as that shows without its task."""
         if not self._here:
-            return 1, f"since workers of {self.placement.executor} are not measured from here"
-        widths = [lanes for lanes in WIDTHS if lanes <= min(most, self._open)]
+            return f"since workers of {self.placement.executor} are not measured from here"
         if not widths:
-            return 1, f"since there are fewer than {LEAST} trials for each worker"
-        if why := self._unfit(widths[-1]):
-            return 1, why
-        told = self._told(widths, WORTH, within)
+            return f"since there are fewer than {LEAST} trials for each worker"
+        if self._decides:
+            return f"since {self._decides}: for --strategy none"
+        try:
+            self.resolved.study.configure({**self.resolved.study.overrides, LANES: widths[-1]})
+        except SpaceError as error:
+            return f"since {error}"
+        return ""
+
+    def _judged(self, widths: Sequence[int], told: Mapping[str, Any]) -> tuple[int, str]:
+        """The number of lanes of which one's step is the quickest, 1 unless it is so by GAIN, and why."""
         if why := told["against"] or told["busy"]:
             return 1, f"since {why}"
         if why := self._scattered(widths[-1], told["fields"]):
             return 1, why
         if told["alone"] < WORTH:
-            return 1, f"since its trials take {told['alone']:.0f} s on their own"
+            return 1, f"since a worker's trials take {told['alone']:.0f} s on their own, less than {WORTH:.0f} s"
         seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
-        fused = {k: seconds[alike] for k in widths if (alike := self._alike(k, seconds, told["fields"])) > 1}
+        fused = {k: seconds[of] for k in widths if (of := self._alike(k, seconds, told["fields"])) > 1}
         if not fused:
             return 1, f"since {told['full'] or 'no group of trials that are alike could be measured'}"
         quickest = min(fused, key=lambda lanes: fused[lanes])
@@ -211,25 +221,16 @@ class _Asking:
             return 1, f"since at best a step of {quickest} lanes is {gain:.2f} times as quick, and {GAIN} is asked for"
         return quickest, f"in which a step is {gain:.1f} times as quick as on its own"
 
-    def _unfit(self, lanes: int) -> str:
-        """Why a study that has not asked for lanes should have none, as far as that can be seen without measuring."""
-        if self._decides:
-            return f"since {self._decides}: for --strategy none"
-        try:
-            self.resolved.study.configure({**self.resolved.study.overrides, LANES: lanes})
-        except SpaceError as error:
-            return f"since {error}"
-        return self._scattered(lanes, self._perhaps)
-
     def why_slower(self, lanes: int) -> str:
         """Why so many lanes, given by hand, would take longer than trials one by one; else empty.
 
         Where they cannot be, trials say so in their own words, and what is wrong with the task.
         """
-        if why := self._scattered(lanes, self._perhaps):
+        if why := self._apart(lanes):
             return why
         if self._open < LEAST:
-            return f"since of {self.resolved.spec.window} trials at a time fewer than {LEAST} are left to each worker"
+            window = f"of a window of {self.resolved.spec.window} trials fewer than {LEAST} are left to each worker"
+            return f"since {window}: give --window {2 * lanes * self.placement.workers}"
         if self._decides and not self.on_gpus:
             return f"since {self._decides}: give --strategy none to have them fused"
         if not self._as_here and not self._perhaps:
@@ -253,25 +254,31 @@ class _Asking:
 
     def _alike(self, lanes: int, measured: Collection[int], fields: Collection[str]) -> int:
         """The number that was measured which comes nearest to how many of so many lanes are of one kind."""
-        each = lanes / math.prod(_kinds(self.resolved.study.space, (*LANE_FIELDS, *fields)).values())
+        each = alike(self.resolved, lanes, fields)
         return max((one for one in measured if one <= each), default=1)
+
+    def _apart(self, lanes: int) -> str:
+        """As `_scattered`, where that holds whatever the task declares, with all that it does not declare named."""
+        if not self._scattered(lanes, self._perhaps):
+            return ""
+        try:
+            return self._scattered(lanes, self._told([], 0.0, None)["fields"])
+        except NoAnswer:
+            return self._scattered(lanes, self._perhaps)
 
     def _scattered(self, lanes: int, fields: Collection[str]) -> str:
         """Why fewer than LEAST of so many lanes would be of one kind, where a task adds these `fields` to what lanes
-        may differ in; else empty.
-
-        With rungs in order no group takes a trial beyond a waiting one of another kind (docs/decisions/0036), so all
-        have to be of one kind; else kinds share the lanes evenly.
-        """
-        others = _kinds(self.resolved.study.space, (*LANE_FIELDS, *fields))
-        kinds = math.prod(others.values())
-        if (lanes if kinds == 1 else 0 if self._in_order else lanes // kinds) >= LEAST:
+        may differ in; else empty."""
+        if alike(self.resolved, lanes, fields) >= LEAST:
             return ""
+        others = kinds(self.resolved.study.space, fields)
         if not others:
             return f"since fewer than {LEAST} take longer together"
+        its = not all(path.startswith("train.") for path in others)  # the task's
+        named = ", or name in lane_fields what is a dropout rate or a number that loss calculates with" if its else ""
         return (
-            f"since they differ in {', '.join(others)}, which is the same for all lanes of a model: set "
-            f"{'it' if len(others) == 1 else 'them'} by -o to have them fused"
+            f"since they differ in {', '.join(others)}, in which lanes of one model may not: set "
+            f"{'it' if len(others) == 1 else 'them'} by -o to have them fused{named}"
         )
 
     def _told(self, widths: Sequence[int], worth: float, within: float | None) -> dict[str, Any]:
@@ -283,16 +290,6 @@ class _Asking:
         with tempfile.TemporaryDirectory(prefix="hpo-lanes-") as scratch:  # which a process that is killed leaves
             words = json.dumps(question | {"scratch": scratch})
             return json.loads(asked("hpo.workers.lane_probe", words, within))
-
-
-def _kinds(space: Space, fields: Collection[str]) -> Mapping[str, float]:
-    """How many values each dimension has in which lanes may not differ."""
-    others = {path: one for path, one in space.dimensions.items() if not _varies(path, fields)}
-    return {path: one.count for path, one in others.items() if one.count > 1}
-
-
-def _varies(path: str, fields: Collection[str]) -> bool:
-    return any(path == field or path.startswith(f"{field}.") for field in fields)
 
 
 def _said(error: NoAnswer) -> str:

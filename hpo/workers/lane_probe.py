@@ -29,6 +29,8 @@ from hpo.storage.home import Home
 from hpo.text import megabytes
 from hpo.workers.attempt import task_of
 from hpo.workers.executors.resources import memory_left
+from hpo.workers.lane_kinds import LEAST, alike
+from hpo.workers.lanes import fields_of
 from trainer.errors import ConfigError
 from trainer.report import trains_itself
 from trainer.runtime.threads import limited
@@ -46,15 +48,20 @@ def answer(
     seconds of all trials of a worker one by one, of which it has `share`; and in words why a trial has nothing that
     lanes could share, `busy`, why no more lanes were measured, `full`, and why there can be none, `against`.
 
-    Groups are measured where `alone` comes to `worth` seconds, and as far as there is memory for them in each worker.
+    Groups are measured where enough of their lanes can be alike, where `alone` comes to `worth` seconds, and as far as
+    there is memory for them in each worker.
     """
-    study = ResolvedStudy.stored(spec).study
+    resolved = ResolvedStudy.stored(spec)
+    study = resolved.study
     task = study.task_class()
-    told: dict[str, Any] = {"fields": [*getattr(task, "lane_fields", ())], "seconds": {}, "alone": 0.0}
-    told |= {"busy": "", "full": "", "against": ""}
+    told: dict[str, Any] = {"fields": [], "seconds": {}, "alone": 0.0, "busy": "", "full": "", "against": ""}
+    try:
+        told["fields"] = [*fields_of(study)]
+    except ConfigError as error:
+        return told | {"against": str(error)}
     if trains_itself(task_of(study, Home(Path(home)), study.config)):  # which an instance may, and its class not
         return told | {"against": f"{task.__name__} has a fit() of its own"}
-    if not widths:
+    if not widths or alike(resolved, widths[-1], told["fields"]) < LEAST:
         return told
     with limited(study.config.train.num_threads):  # type: ignore[attr-defined]
         return told | _measured(study, Home(Path(home)), workers, share, widths, worth)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpo.declaration.preflight import lacking
+from hpo.declaration.study import Study
 from hpo.errors import HpoError, SpaceError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger.claims import Claim, claim_alike, fenced, join, open_trials, renewed
@@ -33,6 +34,20 @@ from trainer.runtime.threads import limited
 if TYPE_CHECKING:
     from trainer.lanes.group import Answer, Group
     from trainer.lanes.lane import Lane
+
+
+def fields_of(study: Study) -> tuple[str, ...]:
+    """What the study's task names in `lane_fields`. Raises ConfigError where that is none of the configuration."""
+    task = study.task_class()
+    fields = getattr(task, "lane_fields", ())
+    if isinstance(fields, str):
+        raise ConfigError(f"lane_fields of {task.__name__} is a text: give a tuple, ({fields!r},).")
+    for path in fields:
+        try:
+            check_path(type(study.config), path)
+        except SpaceError as error:
+            raise ConfigError(f"lane_fields of {task.__name__}: {error}") from error
+    return tuple(fields)
 
 
 @dataclass(frozen=True)
@@ -79,8 +94,7 @@ class LaneGroup:
                 raise
             with ExitStack() as stack:
                 try:
-                    self._fields = getattr(self._opened.study.task_class(), "lane_fields", ())
-                    self._check_fields()
+                    self._fields = fields_of(self._opened.study)
                     self._key = self._key_of(first.config, first.changes)
                     self._services.ledger.transact(lambda c: join(c, first, self._id))
                     train: Any = self._configured(first.config, first.changes).train
@@ -93,13 +107,6 @@ class LaneGroup:
                     self._train(group)
         if (error := self._fault or self._fenced) is not None:
             raise error
-
-    def _check_fields(self) -> None:
-        for path in self._fields:
-            try:
-                check_path(type(self._opened.study.config), path)
-            except SpaceError as error:
-                raise ConfigError(f"lane_fields of {self._opened.study.task_class().__name__}: {error}") from error
 
     def _train(self, group: Group) -> None:
         claims = [self._first, *self._more(group.room - 1)]

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainer_runs import Killed, MemoryReporter, killed_at
 
+from trainer import losses
 from trainer.config import TrainConfig
 from trainer.config.lanes import LANE_FIELDS, shared
 from trainer.config.optim import OPTIMIZERS
@@ -916,6 +917,17 @@ def test_undeclared_lane_differences_are_found_by_the_gradient(tmp_path):
     said = refusals(tmp_path, Hidden, *({"of": {"hidden": weight}} for weight in (1.0, 1 + 1e-6, 1.0)))
     assert (said[0], said[2]) == ("", "")
     assert said[1].startswith("train.lanes: the gradient that this trial has among others is not its own: ")
+
+
+def test_smoothing_of_cross_entropy_may_be_each_lanes_own(tmp_path):
+    class Smoothed(Small):
+        lane_fields = ("hidden",)
+
+        def loss(self, model: nn.Module, batch: Any) -> Loss:
+            return losses.cross_entropy(model(batch[0]), batch[1], label_smoothing=self.config.hidden)
+
+    lanes = assert_parity(tmp_path, [{"of": {"hidden": one}} for one in (0.0, 0.1, 0.3)], 1e-6, task=Smoothed)
+    assert len({lane.bits() for lane in lanes}) == 3
 
 
 @pytest.mark.parametrize("where", ["train_set", "augment"])

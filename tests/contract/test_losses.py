@@ -217,6 +217,18 @@ def test_cross_entropy_over_its_count_is_torchs_mean(weighted):
     assert num(loss.sum) == pytest.approx(num(-(soft * (logits / 2).log_softmax(-1)).sum()))
 
 
+@rounds(("soft", "weighted"), [(False, False), (False, True), (True, True)])
+def test_smoothing_by_a_tensor_is_torchs_by_its_number(soft, weighted):
+    logits = rand(6, 5).requires_grad_()
+    targets = rand(6, 5, seed=4).softmax(-1) if soft else classes(6)
+    weight = rand(5, seed=9).abs() if weighted else None
+    found, want = (
+        torch.autograd.grad(LOSSES["cross_entropy"](logits, targets, weight=weight, label_smoothing=by).sum, logits)[0]
+        for by in (torch.tensor(0.3, dtype=logits.dtype), 0.3)
+    )
+    torch.testing.assert_close(found, want)
+
+
 def test_focal_is_the_papers_and_cross_entropy_at_gamma_zero():
     (logits,), (y,), options = CASES["focal"]
     y = y.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def cross_entropy(
     logits: Tensor,
     targets: Tensor,
     *,
-    label_smoothing: float = 0.0,
+    label_smoothing: float | Tensor = 0.0,
     temperature: float = 1.0,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -64,22 +65,26 @@ def cross_entropy(
     """-sum_k q_k log softmax(logits / temperature)_k, as torch's; smoothing by Szegedy et al. 2016, arXiv 1512.00567.
 
     logits: [..., classes]; targets: [...] of class numbers, `ignore_index` where there is none, or [..., classes] of
-    probabilities; weight: [classes]. The count is of targets, by class weight if given, as in torch's mean.
+    probabilities; weight: [classes]; label_smoothing: a number, or a tensor [], as lanes have it that differ in it. The
+    count is of targets, by class weight if given, as in torch's mean.
     """
     flat = logits.flatten(0, -2) / temperature
     if targets.is_floating_point():
         same_shape(logits=logits, targets=targets)
-        loss = F.cross_entropy(
-            flat, targets.flatten(0, -2), weight=weight, label_smoothing=label_smoothing, reduction="sum"
-        )
-        return Loss(loss, len(flat))
+        return Loss(_smoothed(flat, targets.flatten(0, -2), label_smoothing, weight=weight), len(flat))
     same_shape(logits=logits[..., 0], targets=targets)
     y = targets.flatten()
-    loss = F.cross_entropy(
-        flat, y, weight=weight, label_smoothing=label_smoothing, ignore_index=ignore_index, reduction="sum"
-    )
+    loss = _smoothed(flat, y, label_smoothing, weight=weight, ignore_index=ignore_index)
     held = y != ignore_index
     return Loss(loss, held.sum() if weight is None else torch.where(held, weight[torch.where(held, y, 0)], 0.0).sum())
+
+
+def _smoothed(logits: Tensor, targets: Tensor, smoothing: float | Tensor, **options: Any) -> Tensor:
+    """torch's, summed, in whose smoothing, which has to be a number there, the loss is linear."""
+    if not isinstance(smoothing, Tensor):
+        return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum", **options)
+    hard, even = (F.cross_entropy(logits, targets, label_smoothing=s, reduction="sum", **options) for s in (0.0, 1.0))
+    return hard + smoothing * (even - hard)
 
 
 @full_precision

@@ -63,8 +63,9 @@ def test_a_search_over_shapes_trains_one_by_one(tmp_path):
     lanes, why = chosen(tmp_path, 8, reference="mlp")
     assert lanes == 1
     assert why == (
-        "train.lanes=8: trials train one by one, since they differ in train.optim.name, train.batch_size, which is the "
-        "same for all lanes of a model: set them by -o to have them fused"
+        "train.lanes=8: trials train one by one, since they differ in train.optim.name, train.batch_size, "
+        "model.hidden_size, model.num_layers, in which lanes of one model may not: set them by -o to have them fused, "
+        "or name in lane_fields what is a dropout rate or a number that loss calculates with"
     )
 
 
@@ -144,8 +145,13 @@ def test_under_a_preset_that_is_given_again_a_study_keeps_its_number(tmp_path):
     ],
 )
 def test_auto_is_one_by_one_where_lanes_cannot_pay_and_says_why(tmp_path, monkeypatch, flags, placement, words):
-    """Before anything is measured."""
-    monkeypatch.setattr(lane_width, "ask", asks_nobody)
+    """Before anything is measured: of several kinds the task is only asked what may differ."""
+
+    def ask(module: str, question: str, within: float | None) -> str:
+        assert json.loads(question)["widths"] == []
+        return answers()(module, question, within)
+
+    monkeypatch.setattr(lane_width, "ask", ask if "reference" in flags else asks_nobody)
     request, resolved = asked("auto", tmp_path, **flags)
     found, why = settled(request, resolved, None, placement)
     assert found.overrides["train.lanes"] == 1 and words in why, why
@@ -177,7 +183,7 @@ def test_of_two_kinds_half_of_the_lanes_train_together(tmp_path, monkeypatch):
 @rounds(
     ("told", "words"),
     [
-        ({"alone": 59.0}, "its trials take 59 s on their own"),
+        ({"alone": 59.0}, "a worker's trials take 59 s on their own, less than 60 s"),
         ({"busy": "a batch takes 2 s"}, "since a batch takes 2 s"),
         ({"against": "it has a fit() of its own"}, "since it has a fit() of its own"),
         ({"fields": []}, "they differ in model.dropout"),
@@ -247,8 +253,17 @@ def test_by_default_lanes_are_measured_where_a_sampler_keeps_its_memory(
 )
 def test_by_default_trials_are_on_their_own_where_lanes_may_not_pay(tmp_path, monkeypatch, flags, placement):
     """Without a word, and the study is as it would be without lanes."""
-    monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 1.0}) if flags.get("overrides") == {} else asks_nobody)
+    monkeypatch.setattr(lane_width, "ask", answers() if flags.get("overrides") == {} else asks_nobody)
     assert by_default(tmp_path, placement, **flags) == (1, "")
+
+
+def test_by_default_it_is_said_why_what_was_measured_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 10.0, 16: 9.0}))
+    lanes, told = by_default(tmp_path)
+    assert lanes == 1 and told == (
+        "train.lanes=auto, the default: trials train one by one, since at best a step of 16 lanes is 1.11 times as "
+        "quick, and 1.5 is asked for"
+    )
 
 
 def test_a_study_that_declares_one_lane_has_one(tmp_path, monkeypatch):
@@ -284,7 +299,7 @@ def test_what_could_not_be_measured_by_default_is_said(tmp_path, monkeypatch):
         ({}, {"seconds": {1: 1.0}, "alone": 9.0}, ""),  # too short to be measured
         ({}, {"busy": "a batch takes 2 s", "seconds": {1: 2.0}}, "since a batch takes 2 s"),
         ({}, {"against": "it has a fit() of its own"}, ""),  # which the trials say themselves
-        ({"window": 6}, {}, "since of 6 trials at a time fewer than 4 are left to each worker"),
+        ({"window": 6}, {}, "since of a window of 6 trials fewer than 4 are left to each worker: give --window 32"),
         ({"strategy": "asha"}, {}, "strategy asha may stop them: give --strategy none to have them fused"),
         ({"strategy": "asha", "order": "async"}, {}, "strategy asha may stop them"),
         ({"strategy": "asha", "window": 16}, {}, "strategy asha may stop them"),
@@ -363,6 +378,31 @@ def test_what_is_not_worth_while_is_measured_for_a_glance(tmp_path, monkeypatch)
         step, total = probe.alone(lambda: task_of(resolved.study, Home(tmp_path), config), config.train, 0.5, worth)
         assert step == pytest.approx(0.001) and total > 10**6
         assert next(computed) == pytest.approx(0.001 * (steps + probe.WARM), abs=0.01)
+
+
+def test_trials_of_too_many_kinds_are_not_measured(tmp_path):
+    _, resolved = asked("auto", tmp_path, strategy="none")
+    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 2, 20, [4], 0.0)
+    assert (found["fields"], found["seconds"], found["against"]) == (["model.dropout"], {}, "")
+
+
+@rounds(
+    ("fields", "words"),
+    [
+        (
+            '("model.dropuot",)',
+            "lane_fields of LanesTask: unknown path 'model.dropuot': .*did you mean 'model.dropout'",
+        ),
+        ('("model.dropout")', r"lane_fields of LanesTask is a text: give a tuple, \('model.dropout',\)\."),
+    ],
+)
+def test_fields_of_lanes_that_are_none_speak_against_lanes(tmp_path, fields, words):
+    """And do so in the trials where the number is one by hand."""
+    (tmp_path / "of").mkdir()
+    file = variant(tmp_path / "of", 'lane_fields = ("model.dropout",)', f"lane_fields = {fields}")
+    _, resolved = asked("auto", tmp_path, strategy="none", reference=file)
+    found = lane_probe.answer(resolved.spec.to_json(), str(tmp_path), 2, 20, [4], 0.0)
+    assert re.match(words, found["against"])
 
 
 def test_a_task_with_a_loop_of_its_own_speaks_against_lanes(tmp_path):
