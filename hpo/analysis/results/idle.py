@@ -38,8 +38,9 @@ def idle(connection: Connection, study_id: int, runs: bool, now: float | None = 
     tries = worker_queries.latest_attempts(connection, study_id, LATEST)
     if not tries:
         return None
-    ended = [one["ended_at"] for one in tries if one["ended_at"] is not None]
-    last = (now or time.time()) if runs else max(ended, default=tries[-1]["started_at"])
+    reports = worker_queries.epoch_reports(connection, {one["trial_id"] for one in tries})
+    seen = [one["ended_at"] for one in tries if one["ended_at"] is not None] + [report.at for report in reports]
+    last = (now or time.time()) if runs else max(seen, default=tries[-1]["started_at"])  # what was killed has no end
     ready = between = at_the_end = 0.0
     by_worker: dict[str, list[RowMapping]] = defaultdict(list)
     for one in tries:
@@ -50,7 +51,6 @@ def idle(connection: Connection, study_id: int, runs: bool, now: float | None = 
         between, at_the_end = (between + gaps + rest, 0.0) if runs else (between + gaps, at_the_end + rest)
     if not ready:
         return None
-    reports = worker_queries.epoch_reports(connection, {one["trial_id"] for one in tries})
     shares = (round(part / ready, 4) for part in (between, _at_rungs(tries, reports, last), at_the_end))
     return Idle(round(ready, 3), *shares)
 

@@ -70,6 +70,17 @@ def test_gaps_between_attempts_and_waits_at_rungs_are_told_apart(ledger):
     )
 
 
+def test_what_was_killed_counts_up_to_the_last_report_of_any(ledger):
+    worker(ledger, "a", ready=0.0, left=None)
+    worker(ledger, "b", ready=5.0, left=None)
+    tried(ledger, 0, "a", 2.0, 12.0, (12.0,))
+    tried(ledger, 1, "a", 12.0, None, (32.0, 52.0))
+    tried(ledger, 2, "b", 5.0, None, (45.0,))
+    waited = found(ledger)
+    assert waited is not None and waited.seconds == 52.0 + 47.0
+    assert waited.for_a_trial == pytest.approx(2.0 / 99.0, abs=1e-4) and waited.at_the_end == 0.0
+
+
 def test_lanes_that_overlap_count_once_and_what_runs_goes_on_now(ledger):
     worker(ledger, "a", ready=0.0, left=None)
     tried(ledger, 0, "a", 0.0, 30.0, (30.0,))
