@@ -280,7 +280,7 @@ WindowOption = Annotated[
         "--window",
         min=1,
         max=100_000,
-        help="Trials open at a time.  [default: twice the workers, at least 4; under strategies that "
+        help="Trials open at a time.  [default: twice the workers or their lanes, at least 4; under strategies that "
         "pause as many as workers, of a population its size]",
     ),
 ]

@@ -273,7 +273,8 @@ def _reasons(errors: list[Any]) -> str:
         else error["msg"].removeprefix("Value error, ").rstrip(".")
         for error in errors
     )
-    return " or ".join(dict.fromkeys(text[:1].lower() + text[1:] for text in texts))
+    told = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
+    return " or ".join(told).replace(" or input should be", " or")
 
 
 def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
