@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import sys
@@ -178,6 +179,11 @@ def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:
         if taken := [path for path in before.dimensions if path not in space.dimensions]:
             are = "is" if len(taken) == 1 else "are"
             told.append(f"{which} sets {', '.join(taken)}, which {are} not searched")
+            told += [
+                f"{path}={json.dumps(spec.overrides[path])} is none of what would be searched, {one.span}"
+                for path, one in before.dimensions.items()
+                if path in taken and path in directly and not one.may_be(spec.overrides[path])
+            ]
     return "\n".join(told)
 
 

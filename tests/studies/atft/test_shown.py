@@ -47,15 +47,22 @@ def spec_of(**given) -> SimpleNamespace:
 
 
 def test_a_preset_says_what_it_takes_out_of_the_space():
-    spec = spec_of()
+    spec = spec_of(overrides={"model.num_heads": 8, "model.hidden_size": 8})
     told = _taken_out({"preset": Raw("full")}, spec)
     assert told == "preset=full sets model.hidden_size, model.num_heads, model.num_layers, which are not searched"
     assert _taken_out({"preset": Raw("full"), "model.num_heads": Raw("8")}, spec) == (
         "this run sets model.num_heads, which is not searched\n"
+        "model.num_heads=8 is none of what would be searched, 1, 2, 4\n"
         "preset=full sets model.hidden_size, model.num_layers, which are not searched"
     )
     assert _taken_out({"preset": Raw("small")}, spec) == ""
-    assert _taken_out({"model.hidden_size": Raw("8")}, spec) == "this run sets model.hidden_size, which is not searched"
+    assert _taken_out({"model.hidden_size": Raw("8")}, spec) == (
+        "this run sets model.hidden_size, which is not searched\n"
+        "model.hidden_size=8 is none of what would be searched, 16 to 64, powers of two"
+    )
+    within = spec_of(overrides={"model.hidden_size": 32})
+    told = _taken_out({"model.hidden_size": Raw("32")}, within)
+    assert told == "this run sets model.hidden_size, which is not searched"
     assert _taken_out({"train.num_epochs": Raw("8")}, spec) == "", "which the study does not search"
     assert _taken_out({"model.hidden_size": 8}, spec_of(listed=[{}])) == "", "where nothing is searched"
 
