@@ -153,8 +153,8 @@ def test_killed_at_every_level_it_is_the_same_study(golden, tmp_path):
     run.finished(driver, code=130)
     run.finished(run.start("resume", "--study", "tiny", "--workers", "1"), timeout=240)
     assert run.status()["digest"] == golden.status()["digest"]
-    [why] = [fields["why"] for (fields,) in run.query(select(events.c.fields)) if "SIGKILL" in str(fields)]
-    assert why.startswith("rank ")
+    killed = [fields["why"] for (fields,) in run.query(select(events.c.fields)) if "SIGKILL" in str(fields)]
+    assert sorted(why.partition(" ")[0] for why in killed) == ["pid", "rank"], "the worker, and before it the rank"
     outcomes = {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
     # The Ctrl-C may fall before the new worker trains: then no attempt was there to be preempted.
     assert {"complete", "pruned", "lost"} <= outcomes <= {"complete", "pruned", "lost", "preempted"}
