@@ -20,6 +20,7 @@ from rich.text import Text
 
 from hpo.analysis.results.format import duration, epochs, judgement, number, sparkline
 from hpo.analysis.results.progress import Progress, Trial
+from hpo.analysis.results.status import aligned, behind_by, next_commands
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.search.samplers import auto
@@ -331,22 +332,16 @@ def summary(progress: Progress, result: RunResult) -> str:
         lines.append(f"and {counted(len(more), 'more trial')} on the front")
     lines += progress.remarks()
     if result.behind:
-        behind = counted(result.behind, "transaction")
-        remedy = result.damage or f"`{command('sync')}` sends what is missing; nothing is lost."
-        lines.append(f"MLflow is behind by {behind}: {remedy}")
-    study = f"--study {progress.name}"
-    following: dict[str, str] = {}
-    if failed := [trial.number for trial in progress.trials.values() if trial.state == "failed"]:
-        following[command(f"show {min(failed)} {study}")] = "why it failed"
-    if result.state == "interrupted" and not result.reason:
-        following[command(f"resume {study}")] = "goes on from the last checkpoints"
-    elif progress.best:
+        lines.append(behind_by(result.behind, result.damage))
+    study, resumes = f"--study {progress.name}", result.state == "interrupted" and not result.reason
+    failed = [trial.number for trial in progress.trials.values() if trial.state == "failed"]
+    following = next_commands(progress.name, failed, resumes)
+    if progress.best and not resumes:
         following[command(f"best {study}")] = "its checkpoint, and how to train it"
     following[command(f"compare {study}")] = "trials side by side"
     pages = progress.tracking_uri
     following[pages if pages.startswith("http") else command("ui")] = "everything in MLflow"
-    width = max(map(len, following))
-    return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
+    return "\n".join([*lines, *aligned(following)])
 
 
 def short_params(params: Mapping[str, Any], order: Sequence[str] = ()) -> str:
