@@ -77,7 +77,7 @@ class View:
         self._by_lines = self._live is None
 
     def start(self) -> View:
-        for why in unasked(self.progress.spec, self._workers):
+        for why in unasked(self.progress.spec, self._workers, self.progress.last_epoch):
             self.say(why)
         if kept := kept_overrides(self.progress.spec, self._given):
             self.say(kept)
@@ -203,12 +203,12 @@ def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> 
     return "\n".join([*said, f"{LANES}={lanes}, with which this study began"] if lanes != 1 else said)
 
 
-def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
-    """Where `asha` stops trials, by default or as a study declares it, that a threshold has no bounds, what `auto`
-    chooses, which sampler takes seconds, and which workers find nothing to do."""
+def unasked(spec: Mapping[str, Any], workers: int = 1, last: float = math.inf) -> Iterator[str]:
+    """Where `asha` stops trials whose last epoch is `last`, by default or as a study declares it, that a threshold has no
+    bounds, what `auto` chooses, which sampler takes seconds, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if strategy["name"] == "asha":
-        yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "")
+        yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "", last)
     if strategy["name"] == "threshold" and strategy.get("lower") is None and strategy.get("upper") is None:
         yield (
             "strategy: threshold has no bounds, so it stops only a loss that is not finite: declare them in the study, "
@@ -226,10 +226,13 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
         )
 
 
-def _rungs(asha: Mapping[str, Any], before: str) -> Iterator[str]:
-    eta, bound = asha["eta"], asha["max_epochs"] or math.inf
-    rungs = [rung for rung in (asha["min_epochs"] * eta**k for k in range(3)) if rung < bound]
-    if rungs:
+def _rungs(asha: Mapping[str, Any], before: str, last: float) -> Iterator[str]:
+    eta, first, bound = asha["eta"], asha["min_epochs"], min(asha["max_epochs"] or math.inf, last)
+    rungs = [rung for rung in (first * eta**k for k in range(3)) if rung < bound]
+    if last <= first:
+        each = counted(int(last), "epoch")
+        yield f"strategy: asha: no trial is stopped, since each has {each} and the first rung is epoch {first}"
+    elif rungs:
         more = " ..." if rungs[-1] * eta < bound else ""
         yield (
             f"strategy: asha: at {'epochs' if more or rungs[1:] else 'epoch'} "
@@ -244,7 +247,7 @@ def doing(progress: Progress) -> str:
         held = len(progress.at_rung)
         waits = f", {held} of them at a rung until earlier ones come there" if held else ""
         return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else waits)
-    return "no trial is running" if progress.epochs else "workers are starting"
+    return "workers are starting" if progress.starts or not progress.epochs else "no trial is running"
 
 
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:
@@ -337,7 +340,9 @@ def summary(progress: Progress, result: RunResult) -> str:
     failed = [trial.number for trial in progress.trials.values() if trial.state == "failed"]
     following = next_commands(progress.name, failed, resumes)
     if progress.best and not resumes:
-        following[command(f"best {study}")] = "its checkpoint, and how to train it"
+        following[command(f"best {study}")] = (
+            "its checkpoint, and " if progress.keeps_best else ""
+        ) + "how to train it"
     following[command(f"compare {study}")] = "trials side by side"
     pages = progress.tracking_uri
     following[pages if pages.startswith("http") else command("ui")] = "everything in MLflow"
