@@ -204,8 +204,8 @@ def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> 
 
 
 def unasked(spec: Mapping[str, Any], workers: int = 1, last: float = math.inf) -> Iterator[str]:
-    """Where `asha` stops trials whose last epoch is `last`, by default or as a study declares it, that a threshold has no
-    bounds, what `auto` chooses, which sampler takes seconds, and which workers find nothing to do."""
+    """Where `asha` stops trials whose last epoch is `last`, by default or as a study declares it, that a threshold has
+    no bounds, what `auto` chooses, which sampler takes seconds, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if strategy["name"] == "asha":
         yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "", last)

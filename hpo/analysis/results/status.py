@@ -21,8 +21,8 @@ SHOWN = 10  # trials of a front
 
 
 def facts_of(connection: Connection, name: str, home: Home) -> dict[str, Any]:
-    """How far a study is and why it has ended, its digest, how many trials were lanes, how much its workers wait, how far
-    MLflow is behind, and the same of the studies derived from it, as JSON values."""
+    """How far a study is and why it has ended, its digest, how many trials were lanes, how much its workers wait, how
+    far MLflow is behind, and the same of the studies derived from it, as JSON values."""
     study, status = queries.study_row(connection, name), queries.status(connection, name)
     waits = idle(connection, study["id"], status.state == "running")
     derived = [facts_of(connection, one, home) for one, of in queries.derived(connection).items() if of == name != one]

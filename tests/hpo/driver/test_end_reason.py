@@ -47,5 +47,5 @@ def test_the_ledger_tells_why_failures_have_stopped_a_study(home, trains):
     with closing(Ledger(home.storage)) as ledger:
         _, state = driven(ledger, RunRequest(home, reference=str(file)), trials=5, tick=drivers.append)
         row = ledger.look(lambda c: queries.study_row(c, "wrong"))
-        assert state == "stopped" and "wrong.py" in drivers[0].reason or "'los'" in drivers[0].reason
+        assert state == "stopped" and ("wrong.py" in drivers[0].reason or "'los'" in drivers[0].reason)
         assert ledger.look(lambda c: of_stopped(c, row)) == drivers[0].reason
