@@ -12,6 +12,7 @@ __all__ = [
     "Choice",
     "Constraint",
     "Float",
+    "HpoError",
     "Int",
     "Objective",
     "Study",
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hpo.declaration.references import load
     from hpo.declaration.study import Study
     from hpo.driver import ray_tune as ray_tune
+    from hpo.errors import HpoError
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
 
@@ -43,6 +45,7 @@ _EXPORTS = {
     "Choice": "hpo.space.dimensions",
     "Constraint": "hpo.space.objective",
     "Float": "hpo.space.dimensions",
+    "HpoError": "hpo.errors",
     "Int": "hpo.space.dimensions",
     "Objective": "hpo.space.objective",
     "Study": "hpo.declaration.study",

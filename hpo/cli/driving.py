@@ -86,9 +86,9 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
     from hpo.analysis.results.status import facts_of
     from hpo.storage.lookup import open_study
 
-    ledger, name, _ = open_study(str(request.home.root), request.storage, result.study)
+    ledger, name, at = open_study(str(request.home.root), request.storage, result.study)
     with closing(ledger), ledger.read() as connection:
-        return facts_of(connection, name) | {
+        return facts_of(connection, name, at) | {
             "reason": result.reason,
             "behind": result.behind,
             "damage": result.damage,

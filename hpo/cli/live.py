@@ -20,6 +20,7 @@ from rich.text import Text
 
 from hpo.analysis.results.format import duration, epochs, judgement, number, sparkline
 from hpo.analysis.results.progress import Progress, Trial
+from hpo.analysis.results.status import aligned, behind_by, next_commands
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.search.samplers import auto
@@ -76,7 +77,7 @@ class View:
         self._by_lines = self._live is None
 
     def start(self) -> View:
-        for why in unasked(self.progress.spec, self._workers):
+        for why in unasked(self.progress.spec, self._workers, self.progress.last_epoch):
             self.say(why)
         if kept := kept_overrides(self.progress.spec, self._given):
             self.say(kept)
@@ -202,12 +203,12 @@ def kept_overrides(spec: Mapping[str, Any], given: Mapping[str, Any] | None) -> 
     return "\n".join([*said, f"{LANES}={lanes}, with which this study began"] if lanes != 1 else said)
 
 
-def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
-    """Where `asha` stops trials, by default or as a study declares it, that a threshold has no bounds, what `auto`
-    chooses, which sampler takes seconds, and which workers find nothing to do."""
+def unasked(spec: Mapping[str, Any], workers: int = 1, last: float = math.inf) -> Iterator[str]:
+    """Where `asha` stops trials whose last epoch is `last`, by default or as a study declares it, that a threshold has
+    no bounds, what `auto` chooses, which sampler takes seconds, and which workers find nothing to do."""
     strategy = spec["strategy"]
     if strategy["name"] == "asha":
-        yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "")
+        yield from _rungs(strategy, " before it" if spec["order"] == "ordered" else "", last)
     if strategy["name"] == "threshold" and strategy.get("lower") is None and strategy.get("upper") is None:
         yield (
             "strategy: threshold has no bounds, so it stops only a loss that is not finite: declare them in the study, "
@@ -225,10 +226,13 @@ def unasked(spec: Mapping[str, Any], workers: int = 1) -> Iterator[str]:
         )
 
 
-def _rungs(asha: Mapping[str, Any], before: str) -> Iterator[str]:
-    eta, bound = asha["eta"], asha["max_epochs"] or math.inf
-    rungs = [rung for rung in (asha["min_epochs"] * eta**k for k in range(3)) if rung < bound]
-    if rungs:
+def _rungs(asha: Mapping[str, Any], before: str, last: float) -> Iterator[str]:
+    eta, first, bound = asha["eta"], asha["min_epochs"], min(asha["max_epochs"] or math.inf, last)
+    rungs = [rung for rung in (first * eta**k for k in range(3)) if rung < bound]
+    if last <= first:
+        each = counted(int(last), "epoch")
+        yield f"strategy: asha: no trial is stopped, since each has {each} and the first rung is epoch {first}"
+    elif rungs:
         more = " ..." if rungs[-1] * eta < bound else ""
         yield (
             f"strategy: asha: at {'epochs' if more or rungs[1:] else 'epoch'} "
@@ -243,7 +247,7 @@ def doing(progress: Progress) -> str:
         held = len(progress.at_rung)
         waits = f", {held} of them at a rung until earlier ones come there" if held else ""
         return f"{counted(running, 'trial')} running" + (", in the first epoch" if progress.begins else waits)
-    return "no trial is running" if progress.epochs else "workers are starting"
+    return "workers are starting" if progress.starts or not progress.epochs else "no trial is running"
 
 
 def data_report(data: Mapping[str, Any]) -> Iterator[str]:
@@ -331,22 +335,18 @@ def summary(progress: Progress, result: RunResult) -> str:
         lines.append(f"and {counted(len(more), 'more trial')} on the front")
     lines += progress.remarks()
     if result.behind:
-        behind = counted(result.behind, "transaction")
-        remedy = result.damage or f"`{command('sync')}` sends what is missing; nothing is lost."
-        lines.append(f"MLflow is behind by {behind}: {remedy}")
-    study = f"--study {progress.name}"
-    following: dict[str, str] = {}
-    if failed := [trial.number for trial in progress.trials.values() if trial.state == "failed"]:
-        following[command(f"show {min(failed)} {study}")] = "why it failed"
-    if result.state == "interrupted" and not result.reason:
-        following[command(f"resume {study}")] = "goes on from the last checkpoints"
-    elif progress.best:
-        following[command(f"best {study}")] = "its checkpoint, and how to train it"
+        lines.append(behind_by(result.behind, result.damage))
+    study, resumes = f"--study {progress.name}", result.state == "interrupted" and not result.reason
+    failed = [trial.number for trial in progress.trials.values() if trial.state == "failed"]
+    following = next_commands(progress.name, failed, resumes)
+    if progress.best and not resumes:
+        following[command(f"best {study}")] = (
+            "its checkpoint, and " if progress.keeps_best else ""
+        ) + "how to train it"
     following[command(f"compare {study}")] = "trials side by side"
     pages = progress.tracking_uri
     following[pages if pages.startswith("http") else command("ui")] = "everything in MLflow"
-    width = max(map(len, following))
-    return "\n".join([*lines, *(f"{command:<{width}}  {what}" for command, what in following.items())])
+    return "\n".join([*lines, *aligned(following)])
 
 
 def short_params(params: Mapping[str, Any], order: Sequence[str] = ()) -> str:

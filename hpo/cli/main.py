@@ -228,15 +228,15 @@ def status(
 ) -> None:
     """How far a study is; without a name, each of several in a line."""
     from hpo.analysis.results.idle import idle
-    from hpo.analysis.results.status import describe, facts_of, line
+    from hpo.analysis.results.status import after, describe, facts_of, line
     from hpo.ledger import queries, worker_queries
     from hpo.storage.lookup import open_studies
 
-    ledger, names, _ = open_studies(home, storage, study)
+    ledger, names, at = open_studies(home, storage, study)
     with ledger.read() as connection:
         if as_json:
             derived = queries.derived(connection)
-            rows = [facts_of(connection, name) for name in names if study or derived.get(name) not in names]
+            rows = [facts_of(connection, name, at) for name in names if study or derived.get(name) not in names]
             print_json(rows if len(rows) > 1 else rows[0])
             return
         found = [queries.status(connection, name) for name in names]
@@ -244,6 +244,8 @@ def status(
             study_id = queries.study_row(connection, names[0])["id"]
             waits = idle(connection, study_id, found[0].state == "running")
             print(describe(found[0], waits, worker_queries.fused(connection, study_id)))
+            for text in after(connection, found[0], at):
+                print(text)
             return
     print("\n".join(map(line, found)))
 

@@ -213,7 +213,7 @@ BestTrialOption = Annotated[
         "--trial",
         min=0,
         max=MOST,
-        help="Which, where several objectives leave several.",
+        help="Which one of the Pareto front, where several objectives leave several; `hpo show N` has any trial.",
         autocompletion=completion.trials,
     ),
 ]

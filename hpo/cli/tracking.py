@@ -11,7 +11,7 @@ import typer
 
 from hpo import text
 from hpo.cli import completion
-from hpo.cli.facts import print_json
+from hpo.cli.facts import notes, print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import Busy, HpoError, StudyError, UserError
 
@@ -85,7 +85,7 @@ def sync(
         for uri in trackers_of(ledger, name, at, tracking_uri):
             tracker = tracker_name(uri)
             try:
-                with at.keeping(), closing(open_tracker(uri, at.artifacts)) as opened:
+                with notes(as_json), at.keeping(), closing(open_tracker(uri, at.artifacts)) as opened:
                     result = mirror_process.drain(ledger, opened, name, at)
                     place = "MLflow" if opened.keeps_files else called(tracker)
             except (Busy, Unreachable, StudyError) as error:  # the others are sent all the same

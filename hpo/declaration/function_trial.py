@@ -15,7 +15,7 @@ from hpo.space import tags
 from trainer.errors import TrainerError
 from trainer.files import scratch
 from trainer.quote import quoted
-from trainer.report import ENDS, Outcome, OutcomeKind, Reporter, numbers
+from trainer.report import ENDS, Outcome, OutcomeKind, Reporter, VerdictKind, numbers
 
 if TYPE_CHECKING:
     from trainer.checkpoint.copied import Source
@@ -83,6 +83,7 @@ class Trial:
         self._reporter, self._checkpoints, self._keep = reporter, checkpoints, config.train.checkpoint
         self._staged: Path | None = None
         self._resumed: Path | None = None
+        self._told: VerdictKind = "continue"
 
     def report(
         self, epoch: int | None = None, metrics: Mapping[str, Any] | None = None, *, step: int | None = None
@@ -99,8 +100,12 @@ class Trial:
             raise TrainerError(
                 f"trial.report() takes metrics by name, not {quoted(metrics)}: write {{'val/loss': loss}}."
             )
+        self._check_obeyed("epoch" if step is None else "step", step if epoch is None else epoch)
         step, closes = self._place(epoch, step)
-        values = numbers(metrics)
+        try:
+            values = numbers(metrics)
+        except (TypeError, ValueError) as error:
+            raise TrainerError(str(error)) from None
         ref = None
         if self._staged is not None:
             state = {"report": {"metrics": values, "closes": closes is not None}}
@@ -111,6 +116,7 @@ class Trial:
         verdict = self._reporter.report(step, values, epoch=closes, checkpoint=ref)
         self.reported = True
         self.step, self.epoch = step, closes or self.epoch
+        self._told = verdict.kind
         if ref is not None:
             self._checkpoints.commit(ref, self._keep)
         self.ended = ENDS.get(verdict.kind) or ("preempted" if self._reporter.preempted else None)
@@ -164,6 +170,13 @@ class Trial:
         """Whether somebody waits for the function to return: after a Ctrl-C, or where its node is needed. A function of
         long epochs looks at it; what was not saved is trained again."""
         return self._reporter.preempted
+
+    def _check_obeyed(self, what: str, place: int | None) -> None:
+        if self._told in ENDS:
+            raise TrainerError(
+                f"trial.report() gave True at {what} {getattr(self, what)}, and the function went on to {what} "
+                f"{place}: return then, `if trial.report(...): return`."
+            )
 
     def _place(self, epoch: int | None, step: int | None) -> tuple[int, int | None]:
         """The report's step, and the epoch that it closes."""

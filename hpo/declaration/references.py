@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import ModuleType
 
 from hpo.declaration import imported
 from hpo.declaration.command import file as command_file
@@ -53,14 +54,24 @@ def load(reference: str) -> Study:
 
 def reference_of(study: Study) -> tuple[str, bool]:
     """The reference that `load` takes for a study in hand, and whether any process can load it: not where it is defined
-    in a notebook or at a prompt. Raises StudyError for one that no module has by a name."""
+    in a notebook or at a prompt. Raises StudyError for one that no module has by a name.
+
+    Where several modules have it by a name, its own file is that of its function or task, or else any but the script
+    that runs, which has imported it: who calls is no part of the study's code.
+    """
     if study.reference:
         return study.reference, True
     modules = [sys.modules["__main__"], *list(sys.modules.values())]
     named_by = [(one, key) for one in modules for key, value in list(vars(one).items()) if value is study]
     if not named_by:
         raise StudyError(f"study {study.name!r} is a value without a name: assign it to one at the top of its file.")
-    module, attribute = named_by[0]
+    defining = study.task.partition(":")[0] if isinstance(study.task, str) else study.task.__module__
+
+    def imports_it(named: tuple[ModuleType, str]) -> tuple[bool, bool, bool]:
+        module, _ = named
+        return module.__name__ != defining, file_of(module) is None, module is sys.modules["__main__"]
+
+    module, attribute = min(named_by, key=imports_it)
     if file := file_of(module):
         return f"{file.absolute()}:{attribute}", True
     reference = f"{NOTEBOOK}:{attribute}"

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hpo.declaration.budget import Budget
+from hpo.driver import failure_streak
 from hpo.ledger import driver_queries
 from hpo.ledger.rows import Connection, RowMapping
+from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import command, counted, spelled
+
+
+def of_stopped(connection: Connection, study: RowMapping) -> str:
+    """Why the study is `stopped`, out of its trials in the ledger, as the driver said that left it so."""
+    rows, name, budget = driver_queries.all_rows(connection, study["id"]), study["name"], Budget.of(dict(study))
+    ended = {row["number"]: row for row in rows if row["state"] in TERMINAL_STATES}
+    forgiven = failure_streak.forgiven(connection, study["id"])
+    streak = failure_streak.FailureStreak(budget, forgiven).ahead([row["number"] for row in rows], ended)
+    used = sum(row["outcome"] != "lost" for row in rows)
+    scored = any(map(has_value, rows))
+    again = mend(name, budget, used, map(driver_queries.trained, rows), scored=scored)
+    if streak.full:
+        return streak.explain(again)
+    return without_best(connection, study["id"], name, len(rows), scored, again)
 
 
 def time_used_up(study: str, given: float, used: float) -> str:
@@ -75,7 +91,7 @@ def none_complete(study: str, failed: Sequence[int], again: str) -> str:
     return f"no trial is complete, and {counted(len(failed), 'trial')} failed, `{why}` says why: {again}"
 
 
-def mend(study: str, budget: Budget, trials: int, epochs: Collection[float], *, scored: bool) -> str:
+def mend(study: str, budget: Budget, trials: int, epochs: Iterable[float], *, scored: bool) -> str:
     """How a study goes on whose code is to be mended; what failed has used up the budget, since it counts, unless no
     trial is `scored`, when a changed declaration begins anew. `epochs` are those of each trial, infinite where an open
     one's cannot be told."""

@@ -98,7 +98,7 @@ class Mirror:
             except (Unreachable, Refused, StorageError) as error:
                 if self._clock.monotonic() >= deadline:
                     return self._result(str(error))
-                if str(error) != why:
+                if str(error) != why and not last:  # then the result says why
                     print(error, flush=True)
                 pause, why = min(2 * pause, MAX_PAUSE), str(error)
             wait(min(pause, 1.0) if last else pause)

@@ -59,19 +59,22 @@ SETTINGS = {
 
 def silence(uri: str, seconds: float = 1.0) -> str:
     """What to tell the user of a server that does not answer now; "" if it does, or if `uri` is a database."""
+    away = _away(uri, seconds)
+    more = "training goes on, and it is sent everything once it is back, by this run, the next, or"
+    return f"{away}: {more} `{command('sync')}`." if away else ""
+
+
+def _away(uri: str, seconds: float = 1.0) -> str:
+    """That a server does not answer now, and why; "" if it does, or if `uri` is a database."""
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection(
-            (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), seconds
-        ).close()
+        socket.create_connection((parts.hostname, port), seconds).close()
         return ""
     except OSError as error:
-        return (
-            f"MLflow at {tracker_name(uri)} does not answer now ({error.strerror or error}): training goes on, and it "
-            f"is sent everything once it is back, by this run, the next, or `{command('sync')}`."
-        )
+        return f"MLflow at {tracker_name(uri)} does not answer now ({error.strerror or error})"
 
 
 class MlflowTracker:
@@ -369,7 +372,7 @@ class MlflowTracker:
                 raise Unreachable(damaged) from error
             if getattr(error, "error_code", None) in _REFUSALS:
                 raise Refused(f"MLflow at {self.name} refuses this: {text}") from error
-            raise Unreachable(f"MLflow at {self.name} cannot be used now: {text}") from error
+            raise Unreachable(_away(self._uri) or f"MLflow at {self.name} cannot be used now: {text}") from error
 
 
 def _open(uri: str, artifacts: Path, *, made: bool) -> MlflowClient:

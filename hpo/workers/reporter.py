@@ -29,7 +29,7 @@ from hpo.storage.home import Home
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
-from trainer.errors import Fenced
+from trainer.errors import Fenced, TrainerError
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict, numbers
 from trainer.runtime.failpoint import failpoint
 
@@ -174,7 +174,7 @@ class LedgerReporter:
         """A loop that trains on after it was told to end would make its strategy one that ends nothing."""
         told = self._told
         if told.kind != "continue" and told.step is not None and step > told.step:
-            raise RuntimeError(
+            raise TrainerError(
                 f"the trial was told to {told.kind} at step {told.step} and reported step {step}: fit() has to return "
                 "the Outcome of the verdict that report() gives."
             )
@@ -293,18 +293,18 @@ def _count(what: str, value: int) -> int:
     """`value` as a plain int; what a column cannot hold is the task's mistake, on every database."""
     number = operator.index(value)
     if not 0 <= number < 2**31:
-        raise ValueError(f"{what} {number} cannot be reported: it must be from 0 to {2**31 - 1}.")
+        raise TrainerError(f"{what} {number} cannot be reported: it must be from 0 to {2**31 - 1}.")
     return number
 
 
 def _key(key: str) -> str:
     _check_length("metric name", key, MAX_METRIC)
     if text(key) != key:
-        raise ValueError(f"metric name {key!r} cannot be stored: leave out NUL and halves of surrogate pairs.")
+        raise TrainerError(f"metric name {key!r} cannot be stored: leave out NUL and halves of surrogate pairs.")
     return key
 
 
 def _check_length(what: str, value: str, longest: int) -> None:
     if not 0 < len(value) <= longest:
         shown = f"{value[:40]!r}... of {len(value)} characters" if value else repr(value)
-        raise ValueError(f"{what} {shown} cannot be stored: give it 1 to {longest} characters.")
+        raise TrainerError(f"{what} {shown} cannot be stored: give it 1 to {longest} characters.")

@@ -22,7 +22,7 @@ from hpo.storage.home import Home
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.distributed.group import _Reporter as LedReporter
-from trainer.errors import Fenced
+from trainer.errors import Fenced, TrainerError
 from trainer.report import CONTINUE, Reporter, Verdict
 
 STOP = Verdict("stop", 2, "as the test wants it")
@@ -134,7 +134,7 @@ def test_a_loop_that_trains_on_after_it_was_told_to_end_is_in_error(trial):
     reporter = trial.next()
     assert reporter.report(2, {"val/loss": 2.0}, epoch=2).kind == "stop"
     assert reporter.report(2, {}).kind == "continue"  # what it saves on its way out
-    with pytest.raises(RuntimeError, match=r"told to stop at step 2 and reported step 3: fit\(\) has to return"):
+    with pytest.raises(TrainerError, match=r"told to stop at step 2 and reported step 3: fit\(\) has to return"):
         reporter.report(3, {"val/loss": 1.0}, epoch=3)
     assert trial.values() == {(2, "val/loss"): 2.0}
 

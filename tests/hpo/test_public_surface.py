@@ -8,6 +8,7 @@ import pytest
 from places import ROOT
 
 import hpo
+import hpo.errors
 
 pytestmark = pytest.mark.usefixtures("process")
 
@@ -20,9 +21,10 @@ def fresh(code):
 
 
 def test_the_public_names_are_these():
-    classes = ["Bool", "Choice", "Constraint", "Float", "Int", "Objective", "Study", "StudyHandle", "Trial"]
+    classes = ["Bool", "Choice", "Constraint", "Float", "HpoError", "Int", "Objective", "Study", "StudyHandle", "Trial"]
     assert sorted(hpo.__all__) == [*classes, "__version__", "import_study", "load", "open", "resume", "run", "study"]
     assert all(getattr(hpo, name) is not None for name in hpo.__all__)
+    assert hpo.HpoError is hpo.errors.HpoError
     assert dir(hpo) == sorted(hpo.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = hpo.Nothing
@@ -39,7 +41,7 @@ def test_importing_hpo_loads_nothing_heavy():
     assert fresh(f"import sys, json, hpo; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))") == []
 
 
-@pytest.mark.parametrize("name", ["Study", "Float", "load"])
+@pytest.mark.parametrize("name", ["Study", "Float", "HpoError", "load"])
 def test_declaring_needs_no_torch_optuna_or_numpy(name):
     heavy = ("torch", "mlflow", "optuna", "ray", "numpy", "scipy", "sqlalchemy")
     assert (

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.clock import Clock
-from hpo.ledger import Ledger, progress_queries, queries
+from hpo.ledger import Ledger, driver_queries, progress_queries, queries
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.search.ranking import best_of
 from hpo.search.strategies.base import make_strategy
+from hpo.space.trial_config import TrialShape
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.text import command, counted, near, spelled
 
@@ -71,6 +72,7 @@ class Progress:
         self.max_epochs: int | None = row["max_epochs"]
         self.max_seconds: float | None = row["max_seconds"]
         self.spec: dict[str, Any] = row["spec"]
+        self.last_epoch = _last_epoch(row["identity"])
         self._strategy = make_strategy(self.spec["strategy"])
         self.data: dict[str, Any] = row["environment"].get("data", {})
         self.tracking_uri: str = row["environment"]["tracking_uri"]
@@ -81,7 +83,7 @@ class Progress:
         """Begin the span of time that rates are of: when the study's driver did, whoever looks on; else now."""
         since = self._ledger.look(lambda connection: progress_queries.driven_since(connection, self._id))
         ago = 0.0 if since is None else max(self._clock.wall() - since, 0.0)
-        self._began = self._clock.monotonic() - ago
+        self._began, self._driven = self._clock.monotonic() - ago, since is not None
         self._halted_before, self._epochs_before = self.ended + self.paused, self.epochs
         if since is not None:
             before = self._ledger.look(lambda connection: progress_queries.by_then(connection, self._id, since))
@@ -105,6 +107,17 @@ class Progress:
     def begins(self) -> bool:
         """Whether nothing has been trained yet since the study's driver, or else this process, began."""
         return (self.ended + self.paused, self.epochs) == (self._halted_before, self._epochs_before)
+
+    @property
+    def starts(self) -> bool:
+        """Whether the study has a driver, under which nothing has been trained yet."""
+        return self._driven and self.begins
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether one of the best trials has a checkpoint."""
+        numbers = [trial.number for trial in self.best]
+        return self._ledger.look(lambda c: any(driver_queries.any_saved(c, self._id, number) for number in numbers))
 
     @property
     def at_rung(self) -> set[int]:
@@ -268,6 +281,15 @@ class Progress:
             return fresh, []
         after = min(self.trials[number].step if number in self.trials else -1 for number in begun)
         return fresh, list(queries.curves(connection, self._id, self.metrics[:1], begun, after=after))
+
+
+def _last_epoch(identity: Mapping[str, Any]) -> float:
+    """The epoch at which each trial of a study ends at last; infinity where it declares none, or searches it."""
+    if "train.num_epochs" in identity.get("space", {}):
+        return math.inf
+    config: Mapping[str, Any] = identity.get("config", {})
+    train = {path.removeprefix("train."): value for path, value in config.items() if path.startswith("train.")}
+    return TrialShape(train).epochs
 
 
 def _trial(row: RowMapping) -> Trial:

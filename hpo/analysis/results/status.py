@@ -6,25 +6,29 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.idle import Idle, idle
-from hpo.ledger import queries, worker_queries
+from hpo.ledger import driver_queries, queries, worker_queries
 from hpo.ledger.queries import Status
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.text import counted, portion, spelled
+from hpo.text import command, counted, portion, spelled
 
 if TYPE_CHECKING:
-    from hpo.ledger.rows import Connection
+    from collections.abc import Collection, Iterator, Mapping
+
+    from hpo.ledger.rows import Connection, RowMapping
+    from hpo.storage.home import Home
 
 SHOWN = 10  # trials of a front
 
 
-def facts_of(connection: Connection, name: str) -> dict[str, Any]:
-    """How far a study is, its digest, how many trials were lanes, how much its workers wait, and the same of the
-    studies derived from it, as JSON values."""
+def facts_of(connection: Connection, name: str, home: Home) -> dict[str, Any]:
+    """How far a study is and why it has ended, its digest, how many trials were lanes, how much its workers wait, how
+    far MLflow is behind, and the same of the studies derived from it, as JSON values."""
     study, status = queries.study_row(connection, name), queries.status(connection, name)
     waits = idle(connection, study["id"], status.state == "running")
-    derived = [facts_of(connection, one) for one, of in queries.derived(connection).items() if of == name != one]
+    derived = [facts_of(connection, one, home) for one, of in queries.derived(connection).items() if of == name != one]
     lanes = dict(zip(("trials", "groups"), worker_queries.fused(connection, study["id"]), strict=True))
     told = {"lanes": lanes, "idle": waits and asdict(waits) | {"share": waits.share}, "derived": derived}
+    told |= {"reason": why_ended(connection, study, status), "behind": behind(connection, study, home)}
     return asdict(status) | {"digest": queries.digest(connection, study)} | told
 
 
@@ -54,6 +58,60 @@ def describe(status: Status, waits: Idle | None = None, lanes: tuple[int, int] =
     idled = waiting(waits) if waits else ""
     fused = f"{counted(lanes[0], 'trial')} trained as lanes in {counted(lanes[1], 'group')}" if lanes[0] else ""
     return "\n  ".join(filter(None, [first, states or "no trials yet", took, fused, idled, best, *untaken]))
+
+
+def after(connection: Connection, status: Status, home: Home) -> Iterator[str]:
+    """What a study that nobody drives has to say: why it has ended, how far MLflow is behind, and what to do next."""
+    if status.state == "running":
+        return
+    study = queries.study_row(connection, status.study)
+    if reason := why_ended(connection, study, status):
+        yield reason
+    if lag := behind(connection, study, home):
+        yield behind_by(lag)
+    if status.state in ("stopped", "interrupted"):
+        resumes = status.state == "interrupted" and not reason and not status.imported
+        yield from aligned(next_commands(status.study, driver_queries.failed(connection, study["id"]), resumes))
+
+
+def why_ended(connection: Connection, study: RowMapping, status: Status) -> str:
+    """Why the study has ended before what was asked for was done, as its run said; empty where it has not."""
+    from hpo.driver import end_reason
+
+    asked = sum(status.trials.values())
+    if status.state == "stopped":
+        return end_reason.of_stopped(connection, study)
+    if status.state == "interrupted" and status.max_seconds and status.seconds_used >= status.max_seconds:
+        return end_reason.time_used_up(status.study, status.max_seconds, status.seconds_used)
+    if status.state == "complete" and driver_queries.nothing_left(connection, study["id"], asked):
+        left = queries.newest_event(connection, study["id"], "nothing_left")
+        return end_reason.nothing_left(asked, left["why"]) if left else ""
+    return ""
+
+
+def behind(connection: Connection, study: RowMapping, home: Home) -> int:
+    """How many of the ledger's transactions on the study MLflow has not got, as the ledger's cursor of it says."""
+    from hpo.tracking import projection
+    from hpo.tracking.uri import of_rows, tracker_name
+
+    return projection.behind(connection, tracker_name(of_rows([study], home)), study)
+
+
+def behind_by(transactions: int, remedy: str = "") -> str:
+    remedy = remedy or f"`{command('sync')}` sends what is missing; nothing is lost."
+    return f"MLflow is behind by {counted(transactions, 'transaction')}: {remedy}"
+
+
+def next_commands(study: str, failed: Collection[int], resumes: bool) -> dict[str, str]:
+    """Command -> what it does, of a study some trials of which have `failed`, and which may go on."""
+    commands = {command(f"show {min(failed)} --study {study}"): "why it failed"} if failed else {}
+    return commands | ({command(f"resume --study {study}"): "goes on from the last checkpoints"} if resumes else {})
+
+
+def aligned(commands: Mapping[str, str]) -> list[str]:
+    """A line for each command."""
+    width = max(map(len, commands), default=0)
+    return [f"{command:<{width}}  {what}" for command, what in commands.items()]
 
 
 def waiting(waits: Idle) -> str:

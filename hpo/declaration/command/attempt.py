@@ -20,7 +20,7 @@ from hpo.declaration.function_trial import Trial
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.quote import in_one_line, shortened
 from trainer.redaction import redacted
-from trainer.report import Outcome, Reporter, numbers
+from trainer.report import Outcome, Reporter
 
 _OWN = "HPO_"  # begins the names of the platform's variables, of which a program sees its own alone
 _SHORTEST, _LONGEST = 0.002, 0.1  # seconds between two looks at what the program says
@@ -129,7 +129,7 @@ class Attempt:
                 return  # a line of tags alone
         if said.checkpoint is not None:
             trial.save(self._files(said.checkpoint))
-        trial.report(said.epoch, _numbers(said.metrics), step=said.step)
+        trial.report(said.epoch, said.metrics, step=said.step)
         self._heard_at = time.monotonic()
         self._begun += self._heard_at - began  # others may have been waited for
         if trial.ended:
@@ -197,11 +197,3 @@ class Attempt:
         if self._command.output:
             how = f"correct the patterns in output ({', '.join(self._command.output)}), all of which have to be found"
         return f"{self._command.program} ended without a report: {how}{last}."
-
-
-def _numbers(metrics: Any) -> Any:
-    """Metrics as floats; what are none, as it is. Raises TrainerError."""
-    try:
-        return numbers(metrics) if isinstance(metrics, Mapping) else metrics
-    except (TypeError, ValueError) as error:
-        raise TrainerError(str(error)) from error

@@ -19,11 +19,21 @@ from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.status import line
 from hpo.analysis.results.trial import describe, detail
 from hpo.cli import live
-from hpo.cli.live import REFRESH_SECONDS, View, data_report, kept_overrides, screen, short_params, summary, unasked
+from hpo.cli.live import (
+    REFRESH_SECONDS,
+    View,
+    data_report,
+    doing,
+    kept_overrides,
+    screen,
+    short_params,
+    summary,
+    unasked,
+)
 from hpo.clock import FakeClock
 from hpo.driver.request import RunResult
 from hpo.ledger import queries
-from hpo.ledger.tables import asks, events, leases, reports, studies, trials
+from hpo.ledger.tables import asks, checkpoints, events, leases, reports, studies, trials
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.search.strategies.base import make_strategy, settled
 from hpo.storage.home import Home
@@ -235,8 +245,8 @@ class Config(BaseModel):
 
 
 def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
-    declared = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
-    by_default = settled(declared, 50)
+    declared_by_study = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
+    by_default = settled(declared_by_study, 50)
     with ledger.write() as connection:
         spec = connection.execute(select(studies.c.spec)).scalar_one()
         connection.execute(update(studies).values(spec=spec | {"strategy": by_default}))
@@ -257,9 +267,31 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert bounded.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
     assert [*unasked(plain | {"strategy": {**by_default, "max_epochs": 4}})] == []
     assert [*unasked(plain | {"strategy": {"name": "none"}})] == []
+    short = settled(declared_by_study, 3)
+    for last, words in ((3, "3 epochs"), (4, "4 epochs"), (1, "1 epoch")):
+        said = f"strategy: asha: no trial is stopped, since each has {words} and the first rung is epoch 4"
+        assert [*unasked(plain | {"strategy": short}, last=last)] == [said]
+    (reached,) = unasked(plain | {"strategy": by_default}, last=13)
+    assert reached.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
     (ordered,) = unasked(plain | {"strategy": by_default})
     assert "those that came there before it;" in ordered
     assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
+
+
+@pytest.mark.parametrize(
+    ("config", "space", "last"),
+    [
+        ({"train.num_epochs": 3}, {}, 3),
+        ({"train.num_epochs": None, "x": 1}, {}, math.inf),
+        ({"train.num_epochs": 3}, {"train.num_epochs": {}}, math.inf),
+        ({"train.num_epochs": 30, "train.folds": 5}, {}, 5),
+    ],
+)
+def test_the_last_epoch_is_that_which_the_study_declares(ledger, config, space, last):
+    """One that is searched is no bound."""
+    with ledger.write() as connection:
+        connection.execute(update(studies).values(identity={"config": config, "space": space}))
+    assert Progress(ledger, "crafted", FakeClock()).last_epoch == last
 
 
 def test_a_threshold_without_bounds_is_told_how_to_have_them():
@@ -356,6 +388,27 @@ def test_a_run_that_trained_nothing_says_once_what_it_waits_for(ledger):
     assert "..." not in text_of(screen(view.progress, "heading", 100, 24))
 
 
+def test_a_resume_says_that_workers_are_starting_until_one_has_a_trial(ledger):
+    put_trial(ledger, 0, "complete", (0.5, 0.6))
+    put_trial(ledger, 1, "waiting", (0.5,))
+    with ledger.write() as connection:
+        lease = {"name": "driver:1", "owner": "me", "fence": 2, "renewals": 0, "since": 100.0}
+        connection.execute(insert(leases).values(lease))
+    clock, pipe = FakeClock(100.0), console(200)
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    clock.sleep(2.0)
+    view.tick()
+    assert pipe.file.getvalue().splitlines()[1:] == ["workers are starting, 3 epochs trained  (1/10)"]
+    change_trial(ledger, 1, state="running")
+    clock.sleep(2.0)
+    view.tick()
+    assert doing(view.progress) == "1 trial running, in the first epoch"
+    change_trial(ledger, 1, state="waiting", epoch=2)
+    clock.sleep(2.0)
+    view.tick()
+    assert doing(view.progress) == "no trial is running", "of this run one has been trained"
+
+
 def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
     misspelt = [{"metric": "val/acuracy", "direction": "maximize", "select": "last"}]
     ledger, clock = open_crafted(tmp_path / "ledger.db", objectives=misspelt), FakeClock()
@@ -429,6 +482,12 @@ def test_the_summary_says_what_to_do_next(ledger):
     complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
     assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
     assert "hpo resume" not in complete
+    assert "hpo best --study crafted     how to train it" in complete, "no checkpoint is kept"
+    with ledger.write() as connection:
+        kept = {"trial_id": 1, "step": 10, "epoch": 1, "path": "step-10", "sha256": "0" * 64, "size": 1, "metrics": {}}
+        connection.execute(insert(checkpoints).values(kept | {"state": "kept", "fence": 1, "revision": 1, "at": 0.0}))
+    complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
+    assert "hpo best --study crafted     its checkpoint, and how to train it" in complete
     assert "behind" not in complete
 
 

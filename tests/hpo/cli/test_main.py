@@ -190,6 +190,8 @@ def test_status_as_json(crafted, home):
         "lanes": {"trials": 0, "groups": 0},
         "idle": None,
         "derived": [],
+        "reason": "",
+        "behind": 1,
         "attempts": 3,
         "digest": digest,
     }
@@ -202,7 +204,7 @@ def test_status_as_text(crafted, home):
     lines = hpo("status", "--study", "crafted", home=home).stdout.splitlines()
     assert lines[0] == "crafted: interrupted, 1 of 10 trials ended"
     assert lines[1] == "  1 cut off (until a resume), 1 complete"
-    assert lines[-1] == "  best: trial 0, 0.5"
+    assert lines[2:4] == ["  2 epochs trained in 2 attempts, 0s used", "  best: trial 0, 0.5"]
 
 
 def test_a_study_without_trials_has_a_status(crafted, home):

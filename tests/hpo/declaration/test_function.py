@@ -195,11 +195,16 @@ def back(trial):
     trial.report(1, {"val/loss": 1.0})
 
 
+def deaf(trial):
+    for epoch in (1, 2, 3):
+        trial.report(epoch, {"val/loss": 1.0})
+
+
 @pytest.mark.parametrize(
     ("function", "error", "said"),
     [
         (lambda trial: None, TrainerError, "ended without a report: call trial.report(epoch, {'val/loss': ...})"),
-        (lambda trial: "fine", TypeError, "metric 'val/loss' is no number but 'fine'"),
+        (lambda trial: "fine", TrainerError, "metric 'val/loss' is no number but 'fine'"),
         (lambda trial: (1.0, 2.0), TrainerError, "returned (1.0, 2.0): return val/loss, in this order"),
         (both, TrainerError, "reported epochs and returned 1.0"),
         (back, TrainerError, "trial.report(epoch=1) comes after epoch 2: report epochs as they grow"),
@@ -210,6 +215,11 @@ def back(trial):
         ),
         (lambda trial: trial.report(1, 0.5), TrainerError, "takes metrics by name, not 0.5: write {'val/loss': loss}"),
         (lambda trial: trial.report(1), TrainerError, "was given no metrics"),
+        (
+            deaf,
+            TrainerError,
+            "gave True at epoch 2, and the function went on to epoch 3: return then, `if trial.report(...): return`.",
+        ),
         (lambda trial: trial.report(metrics={"val/loss": 1.0}), TrainerError, "takes an epoch or a step"),
         (lambda trial: trial.report(1.5, {"val/loss": 1.0}), TrainerError, "trial.report(epoch=1.5)"),
         (
@@ -225,7 +235,7 @@ def back(trial):
 )
 def test_what_a_function_gets_wrong_is_said_in_a_sentence(tmp_path, function, error, said):
     with pytest.raises(error, match=re.escape(said)):
-        fit(function, tmp_path, Told())
+        fit(function, tmp_path, Told({2: "stop"} if function is deaf else None))
 
 
 def test_a_checkpoint_deleted_under_it_begins_the_trial_anew(tmp_path):
@@ -288,16 +298,28 @@ def test_the_platforms_run_is_the_function_called_by_hand(driven, tmp_path):
 
 
 @pytest.mark.whole
-def test_a_mistake_is_shown_with_the_functions_frames_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("second", "strategy", "said"),
+    [
+        ("1, {'loss': 1.0}", "none", "trial.report(epoch=1) comes after epoch 2"),
+        ("3, {'loss': 1.0}", "threshold", "gave True at epoch 2, and the function went on to epoch 3: return then"),
+        ("3, {'loss': 'low'}", "none", "metric 'loss' is no number but 'low'"),
+        ("3, {'loss': 1.0, '': 1.0}", "none", "metric name '' cannot be stored"),
+        ("2**31, {'loss': 1.0}", "none", "step 2147483648 cannot be reported"),
+    ],
+)
+def test_a_mistake_is_shown_with_the_functions_frames_alone(tmp_path, second, strategy, said):
+    bound = ", 'upper': 0.5" if strategy == "threshold" else ""
     file = tmp_path / "wrong.py"
     file.write_text(
-        "import hpo\n@hpo.study(space={'x': hpo.Float(0.0, 1.0)}, minimize='loss')\n"
-        "def wrong(trial):\n    trial.report(2, {'loss': 1.0})\n    trial.report(1, {'loss': 1.0})\n"
+        "import hpo\n@hpo.study(space={'x': hpo.Float(0.0, 1.0)}, minimize='loss', "
+        f"strategy={{'name': '{strategy}'{bound}}})\n"
+        f"def wrong(trial):\n    trial.report(2, {{'loss': 1.0}})\n    trial.report({second})\n"
     )
     _, _, state, reason = drive(Home(tmp_path / "home"), trials=5, reference=str(file))
     assert state == "stopped"
-    assert 'wrong.py", line 5, in wrong' in reason and "trial.report(epoch=1) comes after epoch 2" in reason
-    assert "function_trial.py" not in reason and "attempt.py" not in reason
+    assert 'wrong.py", line 5, in wrong' in reason and said in reason
+    assert not any(f"{own}.py" in reason for own in ("function_trial", "attempt", "reporter", "report"))
 
 
 @pytest.mark.whole

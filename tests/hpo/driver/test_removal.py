@@ -259,7 +259,7 @@ def test_a_server_that_is_gone_is_named_and_may_be_left(both, home):
         row = {"tracker": "http://127.0.0.1:9", "study_id": made.id, "number": -1, "run_id": "r", "revision": 0}
         connection.execute(tables.mirrors.insert().values(row))
     said = rm(home, "--yes")
-    assert said.exit_code == 1 and "MLflow at http://127.0.0.1:9 cannot be used now" in said.stderr
+    assert said.exit_code == 1 and "MLflow at http://127.0.0.1:9 does not answer now" in said.stderr
     with pytest.raises(StudyError, match="half removed"):
         check_whole(made.ledger.look(lambda connection: queries.study_row(connection, "s")))
     said = rm(home, "--yes", "--leave-mlflow")

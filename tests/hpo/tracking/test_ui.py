@@ -96,10 +96,10 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, monkeypatch
             os.killpg(leash(process), signal.SIGKILL)
             assert process.wait(60) == 1  # it says that its server has ended
         result = drain_or_away(made, f"http://{HOST}:{port}")
-        assert result.behind == 3 + 5 and "cannot be used now" in result.why
+        assert result.behind == 3 + 5 and "does not answer now" in result.why
     else:
         made.ask()
-        assert "cannot be used now" in drain_or_away(made, f"http://{HOST}:{port}").why
+        assert "does not answer now" in drain_or_away(made, f"http://{HOST}:{port}").why
     with page(shown.home, port) as process:
         check_best_first(process, shown.home, port)
         check_runs_are_listed_on_loopback_only(shown.home, port)

@@ -361,7 +361,7 @@ def test_what_cannot_be_opened(made, tmp_path):
     assert (report.differences, report.behind) == ([], 1 + 1 + 3 * 5)  # nothing was ever sent there
     with database(made.home.root / "ledger.db", f"UPDATE mirrors SET tracker = '{away}'"):
         [text] = verify(made.home, made.home.storage, away).differences
-    assert "cannot be used now" in text
+    assert "does not answer now" in text
 
 
 def test_verify_makes_nothing(made, tmp_path):

@@ -315,7 +315,7 @@ def test_what_cannot_be_promoted_is_refused_in_a_sentence(home, tmp_path):
     assert "'latest' alias name" in refusal(home, "--alias", "latest")
     assert "has no trial 99: it has trials 0 to 2" in refusal(home, "99")
     away = refusal(home, "--tracking-uri", "http://127.0.0.1:9", code=1)
-    assert "MLflow at http://127.0.0.1:9 cannot be used now" in away
+    assert "MLflow at http://127.0.0.1:9 does not answer now" in away
     bare = Home.at(tmp_path / "bare")
     shutil.copytree(home.root, bare.root)
     shutil.rmtree(bare.root / "checkpoints")

@@ -32,6 +32,7 @@ from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from hpo.workers.worker import Worker
+from trainer.errors import TrainerError
 from trainer.report import Outcome, Verdict
 
 pytestmark = pytest.mark.whole
@@ -241,7 +242,7 @@ def test_where_waiting_comes_to_nothing_it_ends_in_any_loop(rungs, made_of_it):
     """As inline, where the driver does nothing meanwhile, and where the driver of a joined worker is gone."""
     reporter = rungs.reporter(1, patience=0.1)
     assert reporter.report(1, {"val/loss": 2.0}, epoch=1) == Verdict("leave", 1)
-    with pytest.raises(RuntimeError, match="told to leave at step 1 and reported step 2"):
+    with pytest.raises(TrainerError, match="told to leave at step 1 and reported step 2"):
         reporter.report(2, {"val/loss": 1.0}, epoch=2)
     assert reporter.obeyed(made_of_it) == Outcome("preempted", step=1)
     [fields] = rungs.ledger.look(
