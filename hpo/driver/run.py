@@ -157,12 +157,13 @@ def _with_lanes(
 ) -> ResolvedStudy:
     """The study with the number of lanes that it is to have, of which the user is told."""
     stored = stored_spec(known, resolved.spec.name, wanted=False) if known else None
-    request, notice = lane_width.settled(request, resolved, stored, placement, prepared)
-    if not notice:
+    settled, notice = lane_width.settled(request, resolved, stored, placement, prepared)
+    if notice:
+        print(notice, file=sys.stderr)
+    if settled == request:
         return resolved
-    print(notice, file=sys.stderr)
     with contextlib.redirect_stderr(io.StringIO()):  # the notices of the declaration, which were told before
-        return declare(request, known, workers=placement.workers)
+        return declare(settled, known, workers=placement.workers)
 
 
 def _taken_out(overrides: Mapping[str, Any], spec: StudySpec) -> str:

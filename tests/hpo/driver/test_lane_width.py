@@ -16,7 +16,7 @@ import pytest
 from lane_studies import LANES, groups, variant
 from places import HARNESS
 from rounds import rounds
-from study_runs import hpo, known
+from study_runs import begin, hpo, known
 
 from hpo.child_process import NoAnswer
 from hpo.driver import lane_width
@@ -121,6 +121,7 @@ def test_what_was_refused_where_a_study_began_is_not_asked_again(tmp_path, monke
     assert settled(replace(request, allow_drift=True), resolved, begun.spec, LOCAL)[0].overrides["train.lanes"] == 8
 
 
+@pytest.mark.usefixtures("process")
 def test_under_a_preset_that_is_given_again_a_study_keeps_its_number(tmp_path):
     """A preset takes the place of all overrides, also of the number that the study has found."""
     presets = 'presets={"long": {"train.num_epochs": 6}, "fused": {"train.lanes": 8}},'
@@ -131,6 +132,11 @@ def test_under_a_preset_that_is_given_again_a_study_keeps_its_number(tmp_path):
         request = RunRequest(Home(tmp_path), reference=file, overrides=overrides)
         kept, _ = settled(request, declare(request, None, workers=2), begun.spec, LOCAL)
         assert declare(kept, None, workers=2).spec.overrides == begun.spec.overrides, preset
+    home = Home(tmp_path / "home")
+    begin(home, reference=file, overrides={"preset": "long", "train.lanes": 4, **ONE_SIZE})
+    flags = ("--trials", "1", "--executor", "inline", "-o", "preset=long", "-o", "model.hidden_size=8")
+    ran = hpo("run", "--study", file, *flags, home=home)
+    assert ran.exit_code == 0 and "train.lanes=4, with which this study began" in ran.output, ran.stderr
 
 
 @rounds(
