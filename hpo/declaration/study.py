@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.declaration import code_digest, place
+from hpo.declaration import bundled, code_digest, place
 from hpo.declaration.enqueue import fitting, within
 from hpo.declaration.loading import file_of, source_parts
 from hpo.declaration.naming import check_name
@@ -363,19 +363,19 @@ class Study:
         return source_parts(file, own)
 
     def code_sha256(self) -> dict[str, str]:
-        """The digest of each part of the code, wherever that lies; of the platform's own studies that of what is
-        defined there, which moves of modules do not change."""
+        """Returns the digest of each part of the user's own code, by label; a bundled study's code has a version."""
         parts = self.code()
         if not isinstance(self.task, str) and hasattr(self.task, "code"):  # a program's
             written = {label: code_digest.of_study(place, program=True) for label, place in parts.items()}
             return written | {"": code_digest.of_text(self.task.source())}
         if not parts and (source := getattr(self.task, "source", None)):
             return {"": code_digest.of_text(source())}
-        shipped = self.module.startswith("studies.")
-        return {
-            label: code_digest.digest(place) if shipped or label.startswith("studies.") else code_digest.of_study(place)
-            for label, place in parts.items()
-        }
+        own = {label: place for label, place in parts.items() if bundled.package_of(place) is None}
+        return {label: code_digest.of_study(place) for label, place in own.items()}
+
+    def bundled(self) -> list[str]:
+        """Returns the bundled studies whose code this one is or imports; a program's code is its own."""
+        return [] if hasattr(self.task, "code") else bundled.studies_in(self.code().values())
 
     def to_optuna(
         self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None

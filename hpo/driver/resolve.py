@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.declaration import compatibility, imported
+from hpo.declaration import behaviour, compatibility, imported
 from hpo.declaration.budget import Budget
 from hpo.declaration.enqueue import within
 from hpo.declaration.loading import shipped
@@ -109,7 +109,9 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
     if spec.sampler == "auto" and stored is None and not spec.earlier:
         spec = spec.model_copy(update={"planned": auto.plan(study.space, request.trials)})
-    resolved = ResolvedStudy(study, spec)
+    used = behaviour.parts_of(study, spec.sampler, spec.strategy)
+    versions = behaviour.settle(used, stored.behaviour if stored else None)
+    resolved = ResolvedStudy(study, spec.model_copy(update={"behaviour": versions}))
     compatibility.check(resolved)
     return resolved
 

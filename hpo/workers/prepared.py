@@ -268,9 +268,9 @@ def main() -> NoReturn:
     _show([sys.executable, "-P", "-m", "hpo.workers.prepared"], "hpo-prepared")
     for module in _IMPORTED:
         import_module(module)
-    from hpo.declaration.identity import installed
+    from hpo.declaration.identity import load_installed
 
-    installed()  # of the code that is loaded here, and that each worker has
+    load_installed()  # of the code that is loaded here, and that each worker has
     gc.collect()
     gc.freeze()  # no collection in a worker touches, and so copies, the pages of what is imported
     refusal = _unfit()

@@ -126,7 +126,7 @@ def resumed(place: Path) -> dict[str, Any]:
 
 def _resumed(home: Home) -> str:
     with closing(Ledger(home.storage, create=False, upgrade=True)) as ledger:
-        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED, allow_drift=True), allow_drift=True)
+        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED))
         assert state == "complete", f"study {name} is {state}"
         with ledger.read() as connection:
             return queries.digest(connection, queries.study_row(connection, name))

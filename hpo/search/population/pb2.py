@@ -4,13 +4,15 @@ Population-Based Bandits", NeurIPS)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpo.search.population.base import Generations
 from hpo.search.population.pbt import Perturbed
 from hpo.search.samplers.base import Sampler, TrialRecord
+from hpo.search.samplers.rounding import rounded
 from hpo.space.dimensions import Float
 from hpo.space.objective import Objective
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from hpo.space.space import Space
 
 MEMORY = 200  # of the newest trials: what is older has drifted away, and costs time
+_ROUNDED_SINCE = 2  # the version of `strategy pb2` from which the bandit's points are rounded
 
 
 class Pb2(Generations):
@@ -35,17 +38,32 @@ class Pb2(Generations):
 
     name: Literal["pb2"] = "pb2"
 
-    def sampler(self, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
-        return Bandit(self, first, space, objectives, seed)
+    def sampler(
+        self,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        versions: Mapping[str, int] = MappingProxyType({}),
+    ) -> Sampler:
+        rounds = versions.get(f"strategy {self.name}", math.inf) >= _ROUNDED_SINCE
+        return Bandit(self, first, space, objectives, seed, rounds)
 
 
 class Bandit(Perturbed):
     """The sampler of `pb2`."""
 
     def __init__(
-        self, strategy: Generations, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int
+        self,
+        strategy: Generations,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        rounds: bool,
     ) -> None:
         super().__init__(strategy, first, space, objectives, seed)
+        self._rounds = rounds
         self._floats = [path for path in self._paths if isinstance(space.dimensions[path], Float)]
         self._rest = [path for path in self._paths if path not in self._floats]
         self._fitted: tuple[int, Process] | None = None  # the generation that it is for
@@ -58,9 +76,10 @@ class Bandit(Perturbed):
             return coordinates
         generation = number // self._size
         draws = rng.random((gp_bandit.CANDIDATES, len(self._floats)))
-        found = gp_bandit.suggest(self._process(number), self._pending(number), float(generation), draws)
-        for path, place in zip(self._floats, found.tolist(), strict=True):
-            coordinates[path] = self._space.dimensions[path].from_unit(place)
+        point = gp_bandit.suggest(self._process(number), self._pending(number), float(generation), draws)
+        for path, place in zip(self._floats, point.tolist(), strict=True):
+            coordinate = self._space.dimensions[path].from_unit(place)
+            coordinates[path] = rounded(self._space.coordinates[path], coordinate) if self._rounds else coordinate
         return coordinates
 
     def _process(self, number: int) -> Process:

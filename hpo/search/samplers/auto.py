@@ -79,10 +79,11 @@ class Auto:
         self._name = ""
         self._chosen: Sampler | None = None
         self._planned: Mapping[str, int] = {}
+        self._versions: Mapping[str, int] = {}
 
-    def follow(self, planned: Mapping[str, int]) -> None:
-        """Choose by a study's `plan`."""
-        self._planned = planned
+    def follow(self, planned: Mapping[str, int], versions: Mapping[str, int]) -> None:
+        """Chooses by a study's `plan`, and runs the chosen samplers in these versions."""
+        self._planned, self._versions = planned, versions
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
         """Have trials of another study in whatever model is asked."""
@@ -119,7 +120,8 @@ class Auto:
         if self._chosen is None or name != self._name:
             spec = sampler_spec({"name": name, "points": VALUES} if name == "grid" else name)
             earlier = self._earlier if name in WARM else ()
-            self._name, self._chosen = name, alone(spec, self._space, self._objectives, self._seed, earlier)
+            made = alone(spec, self._space, self._objectives, self._seed, earlier, versions=self._versions)
+            self._name, self._chosen = name, made
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)
         return self._chosen
