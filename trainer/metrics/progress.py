@@ -154,7 +154,7 @@ def _rewrite(text: str) -> None:
 
 
 def _memory(device: torch.device) -> tuple[int, int] | None:
-    """Returns (bytes that torch reserved, bytes of the GPU), or the process's and the machine's; None if unknown."""
+    """Bytes that torch holds of the GPU's, or that this process holds of the machine's; None where nobody says."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
     statm = Path("/proc/self/statm")
