@@ -127,6 +127,10 @@ coverage: $(READY)  ## branch coverage of `make test`, by package
 golden: $(READY)  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
 
+.PHONY: prose
+prose: $(READY)  ## lower tests/docs/prose.json to today's counts; a count that has risen is refused with its lines
+	$(BIN)/python tests/helpers/prose.py
+
 mutations: $(READY)  ## plant known defects one by one: a test named in each must fail
 	$(BIN)/python tests/mutations/run.py
 

@@ -157,7 +157,7 @@ def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
 
 
 def _unwrap(annotation: Any) -> Iterator[Any]:
-    """The alternatives of an annotation, without Annotated, aliases and Union around them."""
+    """Yields the alternatives of an annotation, without Annotated, aliases and Union around them."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _unwrap(get_args(annotation)[0])
@@ -171,33 +171,33 @@ def _unwrap(annotation: Any) -> Iterator[Any]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    return [one for one in _unwrap(annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return [member for member in _unwrap(annotation) if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
 def _children(annotation: Any, name: str) -> list[Any]:
-    """The annotations that field `name` has in the alternatives of `annotation`."""
-    found: list[Any] = []
-    for one in _unwrap(annotation):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            if name in one.model_fields:
-                field = one.model_fields[name]
-                found.append(Annotated[field.annotation, field])
-        elif get_origin(one) in (dict, Mapping) or one is dict:
-            found.append((get_args(one) or (str, Any))[1])
-        elif one is Any:
-            found.append(Any)
-    return found
+    """Returns the annotations that field `name` has in the alternatives of `annotation`."""
+    children: list[Any] = []
+    for member in _unwrap(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            if name in member.model_fields:
+                field = member.model_fields[name]
+                children.append(Annotated[field.annotation, field])
+        elif get_origin(member) in (dict, Mapping) or member is dict:
+            children.append((get_args(member) or (str, Any))[1])
+        elif member is Any:
+            children.append(Any)
+    return children
 
 
 def _leaves(annotation: Any, like: str, prefix: str = "") -> Iterator[str]:
-    """The paths below `prefix`, of a dict with the entry that `like` has there: `phases.2` for `phase.2.lr`."""
+    """Yields the paths below `prefix`; a dict has the entry that `like` has there: `phases.2` for `phase.2.lr`."""
     depth, parts = prefix.count("."), like.split(".")
-    for one in _unwrap(annotation):
+    for member in _unwrap(annotation):
         fields: dict[str, Any] = {}
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            fields = {name: field.annotation for name, field in one.model_fields.items()}
-        elif get_origin(one) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
-            fields = {name: get_args(one)[1] for name in parts[depth : depth + 1] if name}
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            fields = {name: field.annotation for name, field in member.model_fields.items()}
+        elif get_origin(member) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
+            fields = {name: get_args(member)[1] for name in parts[depth : depth + 1] if name}
         for name, inner in fields.items():
             yield prefix + name
             if depth < 8:
@@ -225,7 +225,7 @@ def field_type(config_type: type[BaseModel], path: str) -> Any:
 
 
 def check_path(config_type: type[BaseModel], path: str) -> None:
-    """Raise SpaceError, naming near paths, unless `path` leads to a field of `config_type`."""
+    """Raises SpaceError, which names similar paths, unless `path` leads to a field of `config_type`."""
     field_type(config_type, path)
 
 
@@ -235,7 +235,7 @@ def _adapter(config_type: type[BaseModel], path: str) -> TypeAdapter[Any]:
 
 
 def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
-    """Why `value` is refused by the field's type and constraints, or None where it is accepted."""
+    """Returns the reason why the field's type and constraints refuse `value`, or None where they accept it."""
     try:
         read = _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
@@ -273,12 +273,12 @@ def _reasons(errors: list[Any]) -> str:
         else error["msg"].removeprefix("Value error, ").rstrip(".")
         for error in errors
     )
-    told = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
-    return " or ".join(told).replace(" or input should be", " or")
+    distinct = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
+    return " or ".join(distinct).replace(" or input should be", " or")
 
 
 def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
-    """The first mistake of a validation error: path, value and what was expected."""
+    """Returns the first mistake of a validation error: its path, its value and what was expected."""
     errors = error.errors(include_url=False)
 
     def path_of(location: tuple[int | str, ...]) -> str:
@@ -300,7 +300,7 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
             there = near(name, known) or f": there are {', '.join(known)}."
             return f"{f'{path}: ' if path else ''}there is no {name!r}{there}"
         return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
-    same = [one for one in errors if path_of(one["loc"]) == path]
+    same = [entry for entry in errors if path_of(entry["loc"]) == path]
     if not path:
         return f"{_reasons(same)}."
     if first["type"] == "missing" or isinstance(first["input"], dict):
@@ -312,12 +312,12 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
 
 
 def as_json(config: BaseModel) -> dict[str, Any]:
-    """The configuration as plain JSON values; raises as `canonical_json` does."""
+    """Returns the configuration as plain JSON values; raises as `canonical_json` does."""
     return json.loads(canonical_json(config))
 
 
 def canonical_json(config: BaseModel) -> str:
-    """The one JSON text of a configuration: sorted keys, no spaces, floats as their shortest exact decimals.
+    """Returns the canonical JSON text of a configuration: sorted keys, no spaces, floats in shortest exact decimals.
 
     Raises SpaceError for NaN and infinities, which JSON cannot hold.
     """
@@ -340,19 +340,19 @@ def _finite(value: Any) -> bool:
 
 
 def holds(whole: Json, part: Json) -> bool:
-    """Whether the JSON value `whole` has all that `part` has, and more only as further keys of objects."""
+    """Returns true where the JSON value `whole` equals `part` but for additional keys in its objects."""
     if isinstance(whole, Mapping) and isinstance(part, Mapping):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     return type(whole) is type(part) and whole == part
 
 
 def config_hash(config: BaseModel) -> str:
-    """sha256 of the canonical JSON, 64 hex digits; the same in every process."""
+    """Returns the sha256 of the canonical JSON, 64 hex digits; the same in every process."""
     return hashlib.sha256(canonical_json(config).encode()).hexdigest()
 
 
 def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
-    """The configuration that `as_json` gave. Raises SpaceError in one sentence."""
+    """Returns the configuration from the output of `as_json`. Raises SpaceError in one sentence."""
     try:
         return config_type.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
@@ -361,7 +361,7 @@ def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
 
 @lru_cache(maxsize=4096)
 def _is_tag(config_type: type[BaseModel], path: str) -> bool:
-    """Whether the field at `path` tells the alternatives of a union of models apart."""
+    """Returns true where the field at `path` tells the alternatives of a union of models apart."""
     parent, _, name = path.rpartition(".")
     models = _models(field_type(config_type, parent)) if parent else []
     return len(models) > 1 and all(
@@ -370,10 +370,10 @@ def _is_tag(config_type: type[BaseModel], path: str) -> bool:
 
 
 def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration's JSON with values set at dotted paths, parents before their parts.
+    """Returns a copy of a configuration's JSON with values set at dotted paths, parents before their parts.
 
-    Choosing another alternative of a tagged union (`train.optim.name`) starts from that alternative's defaults:
-    what stood there belonged to the old one.
+    Choosing another alternative of a tagged union (`train.optim.name`) starts from that alternative's defaults: the
+    earlier values belonged to the old one.
     """
     data = json.loads(json.dumps(data))
 
@@ -391,7 +391,7 @@ def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[s
 
 
 def apply(config: Config, values: Mapping[str, Any]) -> Config:
-    """A new configuration with JSON values, or text to be read by the field's type, at dotted paths.
+    """Returns a new configuration with JSON values, or text that is read by the field's type, at dotted paths.
 
     Raises SpaceError naming the path, the value and what was expected.
     """
