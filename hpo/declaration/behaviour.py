@@ -144,7 +144,7 @@ def _samplers(name: str, objectives: int) -> Iterator[str]:
     yield f"sampler {name}"
     if name == "auto":
         chosen = ("freeze-thaw", "tpe") if objectives == 1 else ("tpe", "nsga2" if objectives < 4 else "nsga3")
-        yield from (f"sampler {one}" for one in (*chosen, "grid", "qmc"))
+        yield from (f"sampler {choice}" for choice in (*chosen, "grid", "qmc"))
 
 
 def _strategies(spec: Mapping[str, Any]) -> Iterator[str]:

@@ -370,8 +370,8 @@ class Study:
             return written | {"": code_digest.of_text(self.task.source())}
         if not parts and (source := getattr(self.task, "source", None)):
             return {"": code_digest.of_text(source())}
-        own = {label: place for label, place in parts.items() if bundled.package_of(place) is None}
-        return {label: code_digest.of_study(place) for label, place in own.items()}
+        counted = {label: place for label, place in parts.items() if bundled.package_of(place) is None}
+        return {label: code_digest.of_study(place) for label, place in counted.items()}
 
     def bundled(self) -> list[str]:
         """Returns the bundled studies whose code this one is or imports; a program's code is its own."""
