@@ -10,12 +10,12 @@ from typing import Any
 
 import home_asset
 from driven import driven
+from golden_task import MACHINES
 
 from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
-MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides
 LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.1}
 
