@@ -54,10 +54,10 @@ def _of_study(run: Mapping[str, Any] | None) -> str | None:
 def refusals(recorded: Digests, now: Digests) -> Iterator[str]:
     """Yields, in a sentence each, the changes that may not be recorded."""
     raised = {part for part, versions in now.items() if versions.keys() - recorded.get(part, {}).keys()}
-    kinds = {part.partition(" ")[0] for part in raised}
     for part, versions in now.items():
         before = recorded.get(part, {})
-        excused = kinds.intersection(COMPUTED_WITH[part.partition(" ")[0]])
+        others = {other.partition(" ")[0] for other in raised if other != part}
+        excused = others.intersection(COMPUTED_WITH[part.partition(" ")[0]])
         for version, digest in versions.items():
             known = version in before and None not in (digest, before[version])
             if known and digest != before[version] and not excused:
