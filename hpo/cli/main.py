@@ -63,9 +63,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from hpo import __version__
+        from hpo.declaration.environment import release
 
-        print(f"hpo {__version__}")
+        print(f"hpo {release()}")
         raise typer.Exit
 
 

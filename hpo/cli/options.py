@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from hpo import text as phrases
 from hpo.cli import completion, secret_files
-from hpo.errors import HpoError, UserError
+from hpo.errors import NO_TORCH, HpoError, UserError, needs_torch
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
@@ -43,6 +43,11 @@ class Commands(TyperGroup):
         except (HpoError, TrainerError) as error:
             print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
+        except ModuleNotFoundError as error:
+            if not needs_torch(error):
+                raise
+            print(f"error: this command needs {NO_TORCH}.", file=sys.stderr)
+            code = UserError.exit_code
         except _UsageError as error:
             print(f"error: {shorten_quoted(in_one_line(redacted(_misuse(error))))}", file=sys.stderr)
             code = 2

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Release -> the day on which its version was set; docs/releases.md says what each of them changed.
 RELEASES = {"0.1.0": "2026-11-26", "0.2.0": "2026-11-27"}
-RELEASE = [*RELEASES][-1]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.declaration import behaviour, code_digest, release_0_1
 from hpo.declaration.environment import deciding_versions
 from hpo.errors import DriftError
+from hpo.version import VERSION
 
 if TYPE_CHECKING:
     from hpo.declaration.resolved import ResolvedStudy
@@ -136,9 +137,9 @@ def _modifications(before: Mapping[str, str], after: Mapping[str, str]) -> Itera
             continue
         code = f"the code of {area if area.startswith('study') else f'the {area}'}"
         if area in after:
-            yield f"{code} is modified: `make golden` would show whether it behaves as in release {behaviour.RELEASE}"
+            yield f"{code} is modified: `make golden` would show whether it behaves as in release {VERSION}"
         else:
-            yield f"{code} was modified when the study began, and is that of release {behaviour.RELEASE} here"
+            yield f"{code} was modified when the study began, and is that of release {VERSION} here"
 
 
 def _changed(what: str, before: Any, after: Any) -> Iterator[str]:

@@ -310,12 +310,14 @@ class Study:
             self._check_written(self.task)
 
     def _check_written(self, task: type) -> None:
-        from trainer.task import Task
-
         if ready := getattr(task, "check_ready", None):
             ready()
+        if self.trains_itself:
+            return
+        from trainer.task import Task
+
         for name in ("model", "train_set", "loss"):
-            if not self.trains_itself and getattr(task, name, None) in (None, getattr(Task, name)):
+            if getattr(task, name, None) in (None, getattr(Task, name)):
                 raise StudyError(
                     f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
                     "or a loop of its own, fit()."

@@ -107,8 +107,8 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     if brought := compatibility.sampler(made, request.sampler):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
-    if spec.sampler == "auto" and stored is None and not spec.earlier:
-        spec = spec.model_copy(update={"planned": auto.plan(study.space, request.trials)})
+    if spec.sampler == "auto" and stored is None:
+        spec = spec.model_copy(update={"planned": auto.plan(study.space, None if spec.earlier else request.trials)})
     used = behaviour.parts_of(study, spec.sampler, spec.strategy)
     versions = behaviour.settle(used, stored.behaviour if stored else None)
     resolved = ResolvedStudy(study, spec.model_copy(update={"behaviour": versions}))

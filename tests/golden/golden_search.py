@@ -25,7 +25,8 @@ from hpo.search.strategies.base import STRATEGIES
 def digests(part_versions: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> dict[str, str]:
     """Returns part -> sha256 of what the part does, of all parts or of those in `only`.
 
-    `part_versions` are the numbers by which samplers behave, by part; the newest ones without them.
+    `part_versions` are the versions that parts run in; the newest ones without them. An earlier version may propose
+    values that differ between processors in their last bits, so its floats count to 6 significant digits.
     """
     chosen = {"versions": dict(part_versions)} if part_versions else {}
     parts: dict[str, Callable[[], Any]] = {
@@ -38,7 +39,8 @@ def digests(part_versions: Mapping[str, int] | None = None, only: Collection[str
         "space duplicates": partial(golden_samplers.duplicates, chosen),
         "search seeds": _seeds,
     }
-    return {part: _digest(parts[part]()) for part in (parts if only is None else only)}
+    number = _to_6_digits if part_versions else float.hex
+    return {part: _digest(parts[part](), number) for part in (parts if only is None else only)}
 
 
 def _seeds() -> Any:
@@ -46,17 +48,21 @@ def _seeds() -> Any:
     return [ask_seed(*row) for row in table]
 
 
-def _digest(data: Any) -> str:
-    text = json.dumps(_exact(data), sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _digest(data: Any, number: Callable[[float], str]) -> str:
+    text = json.dumps(_plain(data, number), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return sha256(text.encode()).hexdigest()
 
 
-def _exact(value: Any) -> Any:
-    """Returns plain JSON in which every float stands to the last bit, and NaN has a name."""
+def _plain(value: Any, number: Callable[[float], str]) -> Any:
+    """Returns plain JSON in which `number` writes every float, and NaN has a name."""
     if isinstance(value, float):
-        return ["float", value.hex()]
+        return ["float", number(value)]
     if isinstance(value, Mapping):
-        return {str(key): _exact(inner) for key, inner in value.items()}
+        return {str(key): _plain(inner, number) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_exact(inner) for inner in value]
+        return [_plain(inner, number) for inner in value]
     return value
+
+
+def _to_6_digits(value: float) -> str:
+    return f"{value:.5e}"

@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ON_TERMINAL, ELSEWHERE = 1.0, 60.0  # seconds between two lines
 _MEANS = ("loss", "grad_norm", "clipped", "count", "steps")  # of the meter's sums
@@ -156,6 +157,8 @@ def _rewrite(text: str) -> None:
 def _memory(device: torch.device) -> tuple[int, int] | None:
     """Bytes that torch holds of the GPU's, or that this process holds of the machine's; None where nobody says."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
     statm = Path("/proc/self/statm")
     if not statm.exists():

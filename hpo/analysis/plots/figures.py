@@ -189,7 +189,7 @@ def _check_installed() -> None:
         import matplotlib  # noqa: F401
         import plotly  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(f"plots need {error.name}: pip install -e '.[plots]' in hpo's clone.") from error
+        raise UserError(f"plots need {error.name}: pip install 'hpo[plots]'.") from error
 
 
 def _by_importance(of: Subject) -> list[str]:

@@ -86,7 +86,7 @@ def check_installed() -> None:
     try:
         import jinja2  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(f"a report needs {error.name}: pip install -e '.[report]' in hpo's clone.") from error
+        raise UserError(f"a report needs {error.name}: pip install 'hpo[report]'.") from error
 
 
 @cache

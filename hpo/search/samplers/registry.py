@@ -133,7 +133,7 @@ def alone(
         sampler.warm(earlier)
     if name == "auto":
         sampler.follow(planned or {}, versions)
-    if versions.get(f"sampler {name}", math.inf) >= _ROUNDED_SINCE.get(name, math.inf):
+    if name in _ROUNDED_SINCE and versions.get(f"sampler {name}", math.inf) >= _ROUNDED_SINCE[name]:
         return RoundingSampler(sampler, space)
     return sampler
 

@@ -416,7 +416,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written"):
         plots.draw(of, ["history"], tmp_path / "file")
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(UserError, match=r"plots need plotly: pip install -e '\.\[plots\]'"):
+    with pytest.raises(UserError, match=r"plots need plotly: pip install 'hpo\[plots\]'"):
         plots.draw(of, ["history"], tmp_path)
 
 

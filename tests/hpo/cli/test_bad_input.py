@@ -233,12 +233,12 @@ def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
         (
             "hpo.declaration.preflight",
             ["--study", "mlp", "-o", "train.precision=fp8"],
-            "needs torchao: pip install -e '.[fp8]'",
+            "needs torchao: pip install 'hpo[fp8]'",
         ),
         (
             "studies.gpt.check",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
-            "data.tokenizer='bpe' needs tokenizers: pip install -e '.[text]'",
+            "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",
         ),
     ],
 )

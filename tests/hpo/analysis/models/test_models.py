@@ -354,7 +354,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code,
 def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     shown = invoked_quietly(home, "export", "1", "--format", "onnx", "--to", str(tmp_path / "m.onnx"))
-    assert shown.exit_code == 2 and "needs onnxruntime: pip install -e '.[onnx]'" in shown.stderr
+    assert shown.exit_code == 2 and "needs onnxruntime: pip install 'hpo[onnx]'" in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -154,7 +154,7 @@ def test_no_script_ends_the_element_it_stands_in():
 
 def test_a_missing_extra_is_one_sentence(monkeypatch, tmp_path, written):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    with pytest.raises(UserError, match=r"a report needs jinja2: pip install -e '\.\[report\]'"):
+    with pytest.raises(UserError, match=r"a report needs jinja2: pip install 'hpo\[report\]'"):
         pages.write([written], tmp_path / "x.html")
 
 

@@ -84,7 +84,7 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
     assert "pictures end in one of" in refused(schedule(*few, str(tmp_path / "a.xyz")))
     assert "cannot be written" in refused(schedule(*few, str(tmp_path / "no" / "a.png")))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install -e '.[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
+    assert "pip install 'hpo[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
     with pytest.raises(ConfigError, match="needs matplotlib"):
         figures.figure("")
 
