@@ -45,9 +45,13 @@ class Change:
 
 
 _ROUNDED = "it rounds what it proposes to 8 significant digits, so that every processor proposes the same"
-CHANGES = tuple(
-    Change(part, 2, "0.2.0", _ROUNDED, keeps_previous=True)
-    for part in ("sampler tpe", "sampler gp", "sampler cmaes", "sampler freeze-thaw", "sampler bohb", "strategy pb2")
+_COMPARES = f"{_ROUNDED}; it also searches by comparisons alone"
+CHANGES = (
+    *(
+        Change(part, 2, "0.2.0", _ROUNDED, keeps_previous=True)
+        for part in ("sampler tpe", "sampler gp", "sampler cmaes", "sampler freeze-thaw", "sampler bohb")
+    ),
+    Change("strategy pb2", 2, "0.2.0", _COMPARES, keeps_previous=True),
 )
 
 _TRAINING = ("step", "data order", "seeding", "checkpoint", "losses", "metrics", "data", "precision")

@@ -55,7 +55,7 @@ RULED = Space(
         "lr": Float(1e-4, 1e-1, log=True, prior=0.05),
         "name": Choice(["sgd", "adamw"]),
     },
-    rules=("heads * layers <= 12", "lr * layers <= 0.2 or clip >= 1.5"),
+    rules=("heads * layers <= 12", "lr * layers <= 0.2 or clip >= 1.5 or name == 'sgd'"),
 )
 LOSS, ACCURACY = Objective("val/loss"), Objective("val/accuracy", "maximize", "best")
 

@@ -48,7 +48,7 @@ SPECS: dict[str, list[dict[str, Any]]] = {
     "freeze-thaw": [ASHA | {"min_epochs": 2}, ASHA | {"min_epochs": 2, "eta": 3, "max_epochs": 9}],
     "bohb": [ASHA | {"brackets": 2, "seed": 3}, ASHA | {"eta": 3, "brackets": 3, "seed": 1}],
     "pbt": [PBT, PBT | {"quantile": 0.5, "resample": 0.0, "perturb": ["lr", "layers", "name", "momentum"]}],
-    "pb2": [PBT, PBT | {"interval": 1, "perturb": ["lr", "layers", "momentum"]}],
+    "pb2": [PBT, PBT | {"interval": 1, "perturb": ["hidden", "layers", "lr", "momentum"]}],
 }
 RANKED = ("asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb")  # by the order of losses alone
 
@@ -77,7 +77,7 @@ def curves(several: bool = False, constrained: bool = False, trials: int = 30) -
     for number in range(trials):
         level, other = random(), random()
         epochs = range(1, 13 if random() < 0.8 else 2 + int(random() * 10), 2 if number % 7 == 3 else 1)
-        losses = [math.nan if random() < 0.04 else round(level + random() / epoch, 2) for epoch in epochs]
+        losses = [math.nan if random() < 0.04 else round(20 * (level + random() / epoch)) / 20 for epoch in epochs]
         violation = number % 3 * 0.5 if constrained and number % 4 == 1 else 0.0
         table[number] = [
             (epoch, beyond((loss, round(other - loss / 3, 2)) if several else loss, violation))
