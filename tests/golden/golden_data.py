@@ -215,8 +215,8 @@ def _curricula(_: Path) -> Any:
 def _mixtures(_: Path) -> Any:
     other = Rows(numbers(5, 2, seed=6))
     return [
-        _shown(Mixture([(ROWS, 0.7), (other, 0.3)], phases={2: (0.5, 0.5)})),
-        _shown(Mixture([(ROWS, 1), (other, 2), (Rows(numbers(9, 2)), 1)], size=17)),
+        _shown(Mixture([(ROWS, 0.62), (other, 0.38)], phases={2: (0.5, 0.5)})),
+        _shown(Mixture([(ROWS, 5), (other, 3), (Rows(numbers(9, 2)), 1)], size=40)),
     ]
 
 

@@ -1,13 +1,13 @@
-"""Digests of the trainer's optimizers and schedules, each of a training of its own without the trainer's loop."""
+"""Trainings by each optimizer and schedule of the trainer, without the trainer's loop."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from golden_hash import digest
 from golden_task import filled, numbers
 from torch import Tensor, nn
 
@@ -49,18 +49,19 @@ class Parts(nn.Module):
         super().__init__()
         self.embed, self.norm = nn.Embedding(5, 4), nn.LayerNorm(4)
         self.inner = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
-        self.cube, self.head = nn.Parameter(torch.zeros(3, 2, 2)), nn.Linear(3, 3)
+        self.cube, self.scale = nn.Parameter(torch.zeros(3, 2, 2)), nn.Parameter(torch.zeros(3))
+        self.head = nn.Linear(3, 3)
         if complex:
             self.turn = nn.Parameter(torch.zeros(4, 3, dtype=torch.complex64))
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.inner[1](self.inner[0](self.norm(self.embed(ids))).tanh()).tanh()
-        return self.head(x @ self.cube.flatten(1).T)
+        return self.head(x @ self.cube.flatten(1).T * self.scale)
 
 
-def optimizers() -> dict[str, str]:
-    """Returns the digest of each optimizer of the table: of the weights after each step under its settings."""
-    return {f"optimizer {name}": digest(dict(_trainings(name))) for name in OPTIMIZERS}
+def optimizer(name: str) -> Any:
+    """Returns the weights after each step of trainings by an optimizer of the table, under several settings."""
+    return dict(_trainings(name))
 
 
 def _trainings(name: str) -> Iterator[tuple[str, Any]]:
@@ -142,9 +143,10 @@ WARMUPS: tuple[dict[str, Any], ...] = (
 MONITORED = (1.0, 0.9, 0.95, 0.93, 0.8995, 0.95, math.nan, -0.5, -0.4, -0.6)  # of a plateau's epochs
 
 
-def schedules() -> dict[str, str]:
-    """Returns the digest of each schedule: of its rates at every step under its settings, and of a training by it."""
-    return {f"schedule {name}": digest([_scheduled(config) for config in _configs(name)]) for name in OWN_FIELDS}
+def scheduled(name: str) -> Any:
+    """Returns the learning rates of a schedule at every step, under several settings, and the weights of a training by
+    them."""
+    return [_rates(config) for config in _configs(name)]
 
 
 def _configs(name: str) -> Iterator[ScheduleConfig]:
@@ -162,18 +164,18 @@ def _configs(name: str) -> Iterator[ScheduleConfig]:
         yield ScheduleConfig.model_validate({"name": name, "scale_lr": scale_lr, "base_batch_size": 48})
 
 
-def _scheduled(config: ScheduleConfig) -> dict[str, Any]:
+def _rates(config: ScheduleConfig) -> dict[str, Any]:
     peak = scaled_lr(config, LR, batch_size=32)
-    rates = {title: schedule(config, peak, TOTAL, lengths) for title, lengths in EPOCHS.items()}
+    rate = {title: schedule(config, peak, TOTAL, lengths) for title, lengths in EPOCHS.items()}
     plateau, scales = Plateau(config.plateau, peak), [1.0]
     if config.name == "plateau":
         for value in MONITORED:
             plateau.update(value)
             scales.append(plateau.scale)
     return {
-        "rates": {title: [rate(step) for step in range(TOTAL + 1)] for title, rate in rates.items()},
+        "rates": {title: [at(step) for step in range(TOTAL + 1)] for title, at in rate.items()},
         "scales": scales,
-        "weights": _stepped([rates["even"](4 * step) * scales[step % len(scales)] for step in range(10)]),
+        "weights": _stepped([rate["even"](4 * step) * scales[step % len(scales)] for step in range(10)]),
     }
 
 
@@ -186,3 +188,9 @@ def _stepped(rates: list[float]) -> Tensor:
         p.grad = numbers(3, 4, seed=step + 1)
         optimizer.step()
     return p
+
+
+OPTIMIZATION: dict[str, Callable[[], Any]] = {
+    **{f"optimizer {name}": partial(optimizer, name) for name in OPTIMIZERS},
+    **{f"schedule {name}": partial(scheduled, name) for name in OWN_FIELDS},
+}

@@ -114,6 +114,7 @@ class Recorder(Silent):
         self.reports: list[Any] = []
         self.events: list[Any] = []
         self.committed: list[CheckpointRef] = []
+        self.best: set[str] = set()  # the directories of checkpoints that are called the best
         self._verdict, self._leave_at, self._reads = verdict, leave_at, 0
 
     @property
@@ -139,18 +140,22 @@ class Recorder(Silent):
         self.events.append([kind, fields.get("step")])
 
     def changed(self, changes: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        for name, values in changes.items():
+            if "best" in values:
+                (self.best.add if values["best"] else self.best.discard)(name)
         deleted = {name for name, values in changes.items() if values.get("state") == "deleted"}
         self.committed = [ref for ref in self.committed if ref.path.name not in deleted]
         return set()
 
 
 def trail(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how a training went, without what later releases may report or keep besides."""
-    losses = [
-        [step, epoch, fold, {key: value for key, value in metrics.items() if key.endswith("/loss")}]
-        for step, epoch, fold, metrics in result["reports"]
-    ]
+    """Returns how a training went, without what the trainer measures, which is a part of its own."""
+    losses = [[step, epoch, fold, _evaluated(metrics)] for step, epoch, fold, metrics in result["reports"]]
     return {"ends": result["ends"], "losses": losses, "weights": result["weights"]}
+
+
+def _evaluated(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {key: value for key, value in metrics.items() if key.startswith("val/")}
 
 
 def lasting(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -182,7 +187,7 @@ def trained(
             "reports": recorder.reports,
             "events": recorder.events,
             "weights": {} if (net := getattr(running, "net", None)) is None else net.state_dict(),
-            "kept": [[ref.step, ref.epoch] for ref in recorder.committed],
+            "kept": [[ref.step, ref.epoch, ref.path.name in recorder.best] for ref in recorder.committed],
             "saved": saved(store),
         }
 
@@ -197,5 +202,5 @@ def saved(store: CheckpointStore) -> dict[str, Any] | None:
     manifest = json.loads((ref.path / "manifest.json").read_text())
     header = {key: value for key, value in manifest.items() if key not in ("files", "state", "torch")}
     files = {name: sorted(entry) for name, entry in manifest["files"].items()}
-    told = report and report | {"metrics": lasting(report["metrics"])}
-    return {"state": state, "report": told, "header": header, "files": files, "skeleton": sorted(manifest["state"])}
+    closed = report and report | {"metrics": _evaluated(report["metrics"])}
+    return {"state": state, "report": closed, "header": header, "files": files, "skeleton": sorted(manifest["state"])}

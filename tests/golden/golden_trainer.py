@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import golden_data
-import golden_features
 import golden_optim
 import golden_ranks
 import numpy as np
 import torch
+from golden_features import FEATURES
 from golden_hash import digest
 from golden_task import BASE, SAMPLES, WALK, Rows, Tiny, labelled, trail, trained
 from torch import nn
@@ -31,12 +31,19 @@ from trainer.task import Loss
 def digests(*, every: bool = True) -> dict[str, str | None]:
     """Returns part -> digest of what it does; None for what starts processes of its own, unless `every` one is wanted.
 
-    The digests are of this code's numbers with the processor pinned (golden_record.PINNED).
+    The digests are of this code's numbers with the processor pinned (golden_record.PINNED). That of a part that fails
+    says how, so that all others are compared all the same.
     """
-    always = {f"trainer {name}": digest(part()) for name, part in ALWAYS.items()}
-    features = {f"trainer {name}": digest(part()) for name, part in golden_features.FEATURES.items()}
-    ranks = {"trainer ranks": digest(golden_ranks.ranks()) if every else None}
-    return golden_optim.optimizers() | golden_optim.schedules() | always | features | ranks
+    parts = golden_optim.OPTIMIZATION | {f"trainer {name}": part for name, part in (ALWAYS | FEATURES).items()}
+    ranks = {"trainer ranks": _digest(golden_ranks.ranks) if every else None}
+    return {name: _digest(part) for name, part in parts.items()} | ranks
+
+
+def _digest(part: Callable[[], Any]) -> str:
+    try:
+        return digest(part())
+    except Exception as error:
+        return f"fails: {type(error).__name__}: {error}"
 
 
 # --- Step
@@ -225,6 +232,7 @@ def checkpoint() -> Any:
         "epochs": {},
         "every": {"checkpoint": {"every_epochs": 4, "every_steps": 3, "keep_last": 5, "keep_every": 2}},
         "best": {"checkpoint": best},
+        "first": {"checkpoint": best | {"keep_best": 1}},
         "highest": {"checkpoint": best | {"mode": "max", "every_steps": 5}},
         "left": {"leave_at": 7, "checkpoint": {"every_epochs": None}},
         "gone on": {"leave_at": 11, "checkpoint": {"every_steps": 2}},
@@ -241,6 +249,9 @@ def _items(result: dict[str, Any], *names: str) -> dict[str, Any]:
 
 class Reporting(Walking):
     """Numbers that are exact in any order of summation, and a window each that is not finite and that is empty."""
+
+    def lr_scale(self, progress: float) -> float:
+        return 1 - progress / 2
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         x, _ = batch
