@@ -157,6 +157,7 @@ def run(
                 enqueue=enqueued.read(enqueue) if enqueue else None,
                 warm_start=warm_start,
                 overrides=options.overrides(config, override),
+                one_by_one=options.one_by_one(override),
                 storage=storage,
                 checkpoints=checkpoints,
                 max_bytes=options.size(max_bytes),

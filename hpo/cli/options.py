@@ -360,12 +360,19 @@ def size(text: str | None) -> int | None:
 
 
 def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
-    """What a file and `-o` set; where both do, `-o`."""
-    from hpo.space.config import flatten, load_yaml, parse_override
+    """Returns what a file and `-o` set; where both set a path, what `-o` sets."""
+    from hpo.space.config import flatten, load_yaml
 
-    found = flatten(load_yaml(config)) if config else {}
+    return (flatten(load_yaml(config)) if config else {}) | one_by_one(override)
+
+
+def one_by_one(override: list[str] | None) -> dict[str, Any]:
+    """Returns what `-o` sets, by path; the last value of a path counts."""
+    from hpo.space.config import flatten, parse_override
+
+    values: dict[str, Any] = {}
     for path, value in map(parse_override, override or ()):
-        if not value:
+        if value == "":
             raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
-        found[path] = value
-    return found
+        values |= flatten({path: value})
+    return values

@@ -245,7 +245,7 @@ def confirm(
 
     given = options.overrides(config, override)
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
-    driven = replace(driven, overrides={**of.study.hold_out, **given})
+    driven = replace(driven, overrides={**of.study.hold_out, **given}, one_by_one=options.one_by_one(override))
     metrics = confirming.held_out(of, hold_out)
     own = name or f"{of.name}-confirm"
     confirming.check_measured(ledger, of, own, hold_out, driven.overrides)
