@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from hpo import text as phrases
-from hpo.cli import completion, secret_files
+from hpo.cli import completion, overview, secret_files
 from hpo.errors import HpoError, UserError
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
@@ -26,7 +25,7 @@ MOST = 2**31 - 1  # what a ledger's integers hold
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-class Commands(TyperGroup):
+class Commands(overview.Overview):
     """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -295,7 +294,7 @@ EnqueueOption = Annotated[
     typer.Option(
         "--enqueue",
         metavar="FILE.yaml",
-        help="A configuration to try first, as `best --save` writes it.",
+        help="A configuration to try first, as `best --to` writes it.",
         autocompletion=completion.yaml_files,
     ),
 ]
