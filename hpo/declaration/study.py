@@ -183,9 +183,9 @@ class Study:
         become absolute. Raises SpaceError for whatever does not fit.
         """
         given = plain(dict(overrides))
-        preset = given.pop("preset", None)
+        preset = None if (preset := given.pop("preset", None)) in (None, "null") else str(preset)
         if preset is not None and preset not in self.presets:
-            known = f"this study has {', '.join(self.presets) or 'none'}{near(str(preset), self.presets) or '.'}"
+            known = f"this study has {', '.join(self.presets) or 'none'}{near(preset, self.presets) or '.'}"
             raise SpaceError(f"unknown preset {preset!r}: {known}")
         values = flatten(self.presets[preset]) if preset is not None else {}
         values |= flatten(given)

@@ -40,8 +40,8 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         ("--strategy", request.strategy, STRATEGIES),
         ("--order", request.order, ORDERS),
     ):
-        if value is not None:
-            one_of(flag, value, tuple(known))
+        if (asked := _name(value)) is not None:
+            one_of(flag, asked, tuple(known))
     if request.window is not None and request.window < 1:
         raise UserError(f"--window {request.window}: give 1 or more.")
     study = _load(request.reference, ledger) if request.reference else None
@@ -63,14 +63,14 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         entry = lower.entry(study) if request.enqueue is None and request.warm_start is None else None
         study = study if entry is None else bare.configure(overrides, [entry])
         print(lower.notice(entry is not None), file=sys.stderr)
-    strategy = request.strategy and _strategy(request.strategy, study, stored)
+    strategy = request.strategy and _specified(request.strategy, stored.strategy if stored else {}, study.strategy)
     chosen = strategy or (stored.strategy if stored else study.strategy)
+    made = make_strategy(chosen)
     if strategy or not stored:  # what was begun so goes on
         compatibility.rungs(chosen)
     # A fold is no epoch: one says nothing of how long the others take.
     epochs = study.shape.epochs if study.shape.parts == 1 else math.inf
     strategy = settled(strategy, epochs) if strategy else None
-    made = make_strategy(chosen)
     promotes = compatibility.promotes(made, request.order)
     lanes = study.shape.lanes
     at_once = workers * lanes
@@ -100,11 +100,11 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     given |= {"constraints": [one.to_json() for one in study.constraints]}
     if request.sampler is not None:
-        own = study.sampler["name"] == request.sampler
-        given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
+        sampling = _specified(request.sampler, stored.sampling() if stored else {}, study.sampler)
+        given |= _sampling(sampler_spec(sampling))
     budget = Budget(request.trials, request.epochs)
     given |= compatibility.generations(made, study, request.order, request.window, budget)
-    if brought := compatibility.sampler(made, request.sampler):
+    if brought := compatibility.sampler(made, _name(request.sampler)):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
     if spec.sampler == "auto" and stored is None:
@@ -166,9 +166,13 @@ def stored_spec(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     return spec
 
 
-def _strategy(name: str, study: Study, stored: StudySpec | None) -> dict[str, Any]:
-    """The named strategy, with the options that the study was begun with, else those of the declaration."""
-    for known in (stored.strategy if stored else {}, study.strategy):
-        if known.get("name") == name:
-            return dict(known)
-    return {"name": name}
+def _name(asked: str | Mapping[str, Any] | None) -> str | None:
+    """Returns the name of a sampler or strategy, which may be asked for with its options."""
+    return asked["name"] if isinstance(asked, Mapping) else asked
+
+
+def _specified(asked: str | Mapping[str, Any], *known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a sampler or strategy with its options: those of a mapping, or of the first in `known` of that name."""
+    if isinstance(asked, Mapping):
+        return dict(asked)
+    return dict(next((spec for spec in known if spec.get("name") == asked), {"name": asked}))

@@ -64,9 +64,8 @@ class _Loader(yaml.SafeLoader):
         if (tag := getattr(event, "tag", None)) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
-            )
+            problem = f"nested deeper than {self.max_depth} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
         self.within.append(None if alias else anchor)
         node = super().compose_node(parent, index)
@@ -81,9 +80,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
             if key in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} already stands in line {lines[key]}", problem_mark=mark
-                )
+                problem = f"key {key!r} already stands in line {lines[key]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             lines[key] = mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -134,12 +132,21 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
     return loaded or {}
 
 
-def parse_override(text: str) -> tuple[str, Raw]:
-    """Split `path=value`, the argument of `-o`; the value may be empty and may itself contain `=`."""
-    path, equals, value = text.partition("=")
-    if not equals or not path.strip():
+def parse_override(text: str) -> tuple[str, Any]:
+    """Splits `path=value`, the argument of `-o`; the value is a mapping where it stands in braces, else text."""
+    path, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not path:
         raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
-    return path.strip(), Raw(value.strip())
+    read = _read(value) if value.startswith("{") else value
+    return path, Raw(value) if isinstance(read, str) else read
+
+
+def _read(text: str) -> Any:
+    """Returns the YAML value, or the text itself where it is not YAML."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return str(text)
 
 
 def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
@@ -214,12 +221,9 @@ def field_type(config_type: type[BaseModel], path: str) -> Any:
         if not children:
             where = ".".join(parts[:depth]) or config_type.__name__
             what = f"{where} has no field {name!r}" if _models(annotation) else f"{where} has no fields"
-            train = (
-                "; give it train: TrainConfig = TrainConfig() (trainer.config)."
-                if parts[: depth + 1] == ["train"]
-                else "."
-            )
-            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or train}")
+            lacks_train = parts[: depth + 1] == ["train"]
+            fix = "; give it train: TrainConfig = TrainConfig() (trainer.config)." if lacks_train else "."
+            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or fix}")
         annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
     return annotation
 
@@ -252,12 +256,7 @@ def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
     """The JSON value meant by an override: text is read by the field's type. Raises SpaceError where none fits."""
     candidates = [value]
     if isinstance(value, str):
-        candidates = [str(value)]
-        try:
-            read = yaml.load(value, _Loader)
-            candidates.insert(0 if isinstance(value, Raw) else 1, read)
-        except yaml.YAMLError:
-            pass  # not YAML, so it can only be meant as it stands
+        candidates = [_read(value), str(value)] if isinstance(value, Raw) else [str(value), _read(value)]
     reasons = [misfit(config_type, path, candidate) for candidate in candidates]
     for candidate, reason in zip(candidates, reasons, strict=True):
         if reason is None:

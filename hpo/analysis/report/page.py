@@ -65,7 +65,7 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
             temporary.write_bytes(text.encode())
             sync(temporary)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another file by --out.") from error
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
     return path
 
 
