@@ -161,7 +161,6 @@ def test_packages_that_are_missing_or_too_old():
     extras = {one.text.partition(":")[0]: one for one in packages.extras(required)}
     assert "not installed (no-such-extra)" in extras["ui"].text and "pip install -e '.[ui]'" in extras["ui"].fix
     assert extras["images"].text.startswith("images: pillow ") and not extras["images"].fix
-    assert "dev" not in extras
 
 
 def test_a_clone_that_is_not_installed(monkeypatch):
