@@ -6,9 +6,8 @@ All train the same MLP, 64 wide, on the same loader with AdamW, clipping and a c
 metrics, its guard against NaN, its seeds, its deterministic mode and its checkpoints (one per epoch of 1000 steps);
 the loop by hand has none of these. Every block of `fit` is followed by two blocks of the loop by hand: the first is
 its pair, the second shows what the machine's noise alone does to such a ratio. The same again with the model compiled
-in both. Where they are installed, Accelerate's loop takes turns too, and Lightning is held against the loop by hand in
-the same way as `fit` is: python -m venv peers; peers/bin/pip install -c constraints.txt -e . lightning==2.6.6
-accelerate==1.15.0.
+in both. Where they are installed, as by `make bench`, Accelerate's loop takes turns too, and Lightning is held against
+the loop by hand in the same way as `fit` is.
 """
 
 from __future__ import annotations

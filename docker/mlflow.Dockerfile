@@ -5,10 +5,12 @@ ENV PATH=/opt/mlflow/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 
 FROM base AS dependencies
-COPY docker/locked/mlflow.txt /locked/
-RUN python -m venv /opt/mlflow \
+WORKDIR /locked
+COPY lock.txt tools/setup_env.py ./
+RUN python setup_env.py --list mlflow >mlflow.txt \
+    && python -m venv /opt/mlflow \
     && pip install --disable-pip-version-check --no-cache-dir --no-deps --only-binary :all: --require-hashes \
-        -r /locked/mlflow.txt
+        -r mlflow.txt
 
 FROM base AS result
 ARG VERSION=3.17.2

@@ -15,8 +15,7 @@ from hpo.doctor.finding import Finding
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-TESTED = Path(__file__).parents[2] / "constraints.txt"  # beside a clone; an installed package is without
-NOT_OFFERED = ("dev", "docs")  # extras of those who work on hpo itself
+TESTED = Path(__file__).parents[2] / "lock.txt"  # in a clone; an installed package has none
 PURPOSES = {
     "train": "training with PyTorch; samplers gp, freeze-thaw",
     "ui": "MLflow's pages (hpo ui)",
@@ -74,7 +73,7 @@ def installed(required: list[str] | None = None) -> Iterator[Finding]:
         elif pinned and version.partition("+")[0] != pinned:
             differ.append(f"{one.name} {version} (tested: {pinned})")
     if differ:
-        fix = f"pip install -c {TESTED} gives the tested set; figures may differ in their last digits."
+        fix = "`make clean hpo-setup` installs the tested ones; figures may differ in their last digits."
         yield Finding("packages", "note", f"other versions than the tested ones: {', '.join(differ)}", fix)
     elif tested:
         yield Finding("packages", "ok", "the versions are those that hpo is tested with")
@@ -83,7 +82,7 @@ def installed(required: list[str] | None = None) -> Iterator[Finding]:
 def extras(required: list[str] | None = None) -> Iterator[Finding]:
     """Yields a row for each extra: its name, what it is for, and its versions or the command that installs it."""
     names = metadata.metadata("hpo").get_all("Provides-Extra") or [] if version_of("hpo") else []
-    offered = [name for name in (*PURPOSES, *sorted({*names} - PURPOSES.keys() - {*NOT_OFFERED})) if name in names]
+    offered = [name for name in (*PURPOSES, *sorted({*names} - PURPOSES.keys())) if name in names]
     for extra in offered:
         versions = {need.name: _fitting(need) for need in _requirements(required, extra)}
         missing = not all(versions.values())
@@ -120,8 +119,8 @@ def _requirements(required: list[str] | None, extra: str) -> list[Requirement]:
 def _tested() -> Mapping[str, str]:
     if not TESTED.is_file():
         return {}
-    lines = (line.partition("==") for line in TESTED.read_text(encoding="utf-8").splitlines() if "==" in line)
-    return {_plain(name): version.strip() for name, _, version in lines}
+    pins = re.findall(r"^([\w.-]+)==([\w.!-]+) ", TESTED.read_text(encoding="utf-8"), re.MULTILINE)
+    return {_plain(name): version for name, version in pins}
 
 
 def _plain(name: str) -> str:

@@ -13,7 +13,7 @@ from places import ROOT
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="runs after `apt-get install chromium`")
 def test_a_small_study_is_measured_in_a_file_and_live(process):
-    pytest.importorskip("playwright", reason="runs with pip install -e '.[dev]': playwright")
+    pytest.importorskip("playwright", reason="runs where make test has installed playwright")
     ran = subprocess.run(
         [sys.executable, "bench/report.py", "--trials", "10"], cwd=ROOT, capture_output=True, text=True
     )

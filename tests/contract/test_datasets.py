@@ -114,7 +114,7 @@ DATASETS = {
 
 def hugging_face(tmp_path: Path):
     """An object of the library `datasets`, accepted as it is; a plain and a shuffled, selected one."""
-    datasets = pytest.importorskip("datasets", reason="runs with pip install -e '.[dev]': datasets")
+    datasets = pytest.importorskip("datasets", reason="runs where make test has installed datasets")
     rows = datasets.Dataset.from_dict({"x": [[i, i * i] for i in range(21)], "name": [f"n{i}" for i in range(21)]})
     return rows.shuffle(seed=1).select(range(13)).with_format("torch")
 

@@ -22,7 +22,7 @@ def trainers() -> Any:
     """TRL's trainers, whose import takes seconds that only these tests are to spend."""
     with warnings.catch_warnings():  # of what the library imports
         warnings.simplefilter("ignore")
-        pytest.importorskip("trl", reason="runs with pip install -e '.[dev]': trl")
+        pytest.importorskip("trl", reason="runs where make test has installed trl")
         from trl.trainer.dpo_trainer import DPOTrainer
         from trl.trainer.kto_trainer import KTOTrainer
     return SimpleNamespace(dpo=DPOTrainer, kto=KTOTrainer)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from compose_file import DOCKER, VARIABLE, MissingVariable, image_of, read
+from places import ROOT
+from setup_env import read_lock
 
 from hpo.cli.secret_files import SECRETS
 
@@ -156,23 +158,23 @@ def test_ray_asks_for_a_token_and_has_no_dashboard():
     assert "--include-dashboard=false" in project["services"]["ray-head"]["command"]
 
 
-def test_packages_are_pinned_by_hash_at_the_versions_that_are_tested():
-    pins = (DOCKER.parent / "constraints.txt").read_text()
-    tested = {normal(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)$", pins, re.MULTILINE)}
-    for file in (DOCKER / "locked").glob("*.txt"):
-        packages = re.findall(
-            r"^([\w.\[\]-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n?)+)", file.read_text(), re.M
-        )
-        lines = [line for line in file.read_text().splitlines() if re.match(r"[\w.-]+\s*[=<>~]", line)]
-        assert len(packages) == len(lines) > 0, file.name
-        for name, version, _ in packages:
-            assert tested.get(normal(name), version) == version.partition("+")[0], (file.name, name)
-    mlflow = re.search(r"^mlflow==(\S+)", (DOCKER / "locked" / "mlflow.txt").read_text(), re.MULTILINE)
-    assert mlflow and tested["mlflow-skinny"] == mlflow[1]
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def test_images_take_a_part_of_the_lock():
+    """Every package is one of lock.txt, by hash, and of PyTorch each variant takes one build."""
+    lock = read_lock(ROOT / "lock.txt")
+    taken = {
+        names: [entry for entry in lock if entry.fits(names.split(), (3, 11, 16))]
+        for file in DOCKERFILES
+        for names in re.findall(r'--list "?([^">]+?)"? >', file.read_text().replace("${VARIANT}", "cpu"))
+    }
+    taken["torch-cuda"] = [entry for entry in lock if entry.fits(["torch-cuda"], (3, 11, 16))]
+    versions = {names: {entry.name: entry.version for entry in entries} for names, entries in taken.items()}
+    assert taken.keys() == {"base train plots postgres ray s3", "torch-cpu", "torch-cuda", "mlflow"}
+    assert versions["torch-cpu"].keys() == {"torch"} and versions["torch-cpu"]["torch"].endswith("+cpu")
+    assert versions["torch-cuda"].keys() > {"torch", "triton", "nvidia-cudnn-cu13"}
+    assert {"ray", "psycopg", "boto3", "sympy"} <= versions["base train plots postgres ray s3"].keys()
+    assert not versions["base train plots postgres ray s3"].keys() & versions["torch-cuda"].keys()
+    [version] = re.findall(r"^ARG VERSION=(\S+)", DOCKERFILES[1].read_text(), re.MULTILINE)
+    assert versions["mlflow"]["mlflow"] == versions["mlflow"]["mlflow-skinny"] == version
 
 
 def test_hadolint_finds_nothing():

@@ -18,11 +18,11 @@ def test_contributing_fits_on_a_screen():
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", ".pre-commit-config.yaml"])
-def test_what_is_run_from_the_environment_is_in_the_extra_dev(page):
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    dev = {re.split(r"[^\w-]", requirement)[0] for requirement in extras["dev"]}
+def test_what_is_run_from_the_environment_is_in_a_group(page):
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    tools = {re.split(r"[^\w-]", tool)[0] for group in ("test", "lint") for tool in groups[group]}
     run = set(re.findall(r"\.venv/bin/([\w-]+)", (ROOT / page).read_text(encoding="utf-8")))
-    assert run and {BROUGHT_BY.get(name, name) for name in run} <= dev | {None}
+    assert run and {BROUGHT_BY.get(name, name) for name in run} <= tools | {None}
 
 
 def test_hooks_are_local_so_that_they_run_the_pinned_tools():

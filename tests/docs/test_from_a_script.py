@@ -66,7 +66,7 @@ def whole(directory, tmp_path_factory) -> Callable[[str], Home]:
 
 def run(name: str, directory: Path) -> tuple[str, ...]:
     if name == "lit":
-        pytest.importorskip("lightning", reason="runs with pip install -e '.[dev]': lightning")
+        pytest.importorskip("lightning", reason="runs where make test has installed lightning")
     return ("run", "--study", str(directory / f"{name}.py"), *RUN)
 
 

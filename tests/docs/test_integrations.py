@@ -34,7 +34,7 @@ def test_the_page_has_a_study_for_each_library():
 @pytest.mark.parametrize("library", NEEDS)
 def test_killed_and_resumed_a_study_is_the_one_left_alone(library, tmp_path, monkeypatch):
     if find_spec(NEEDS[library]) is None:
-        pytest.skip(f"runs with pip install -e '.[dev]': {NEEDS[library]}")
+        pytest.skip(f"runs where make test has installed {NEEDS[library]}")
     monkeypatch.chdir(tmp_path)  # where a library might leave something
     (tmp_path / "page.py").write_text(STUDIES[library])
     command = [sys.executable, "-m", "hpo", "run", "--study", "page.py", "--trials", "2", "--executor", "inline"]

@@ -95,8 +95,8 @@ def nanogpt(place: Path) -> str:
 def sft(place: Path) -> str:
     """With a model of two layers, made here."""
     if not (found := find_spec("trl")) or not found.submodule_search_locations:
-        pytest.skip("runs with pip install -e '.[dev]': trl")
-    pytest.importorskip("hpo.integrations.huggingface", reason="runs with pip install -e '.[dev]': transformers")
+        pytest.skip("runs where make test has installed trl")
+    pytest.importorskip("hpo.integrations.huggingface", reason="runs where make test has installed transformers")
     (place / "sft" / "data").mkdir(parents=True)
     shutil.copy(Path(found.submodule_search_locations[0]) / "scripts" / "sft.py", place / "sft")
     subprocess.run([sys.executable, "-c", TINY], cwd=place / "sft", check=True, capture_output=True)

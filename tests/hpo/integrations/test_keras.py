@@ -10,7 +10,7 @@ import pytest
 from told import Told, check_resumes, fit
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
-keras = pytest.importorskip("keras", reason="runs with pip install -e '.[dev]': keras")
+keras = pytest.importorskip("keras", reason="runs where make test has installed keras")
 
 from hpo.integrations.keras import TrialCallback  # noqa: E402
 from trainer.errors import TrainerError  # noqa: E402

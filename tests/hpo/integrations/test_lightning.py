@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-lightning = pytest.importorskip("lightning", reason="runs with pip install -e '.[dev]': lightning")
+lightning = pytest.importorskip("lightning", reason="runs where make test has installed lightning")
 from lightning.pytorch import Trainer  # noqa: E402
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging  # noqa: E402
 from told import Told, check_resumes, fit  # noqa: E402
