@@ -14,8 +14,6 @@ HPO_ARGS ?=
 export HPO_HOME HPO_ARGS
 
 HPO := $(BIN)/hpo
-# What the study needs: lora and dpo, with a suffix or not, fine-tune language models.
-RUN = $(call sets,run $(if $(filter lora lora_% dpo dpo_%,$(HPO_STUDY)),lm))
 NAME := $(patsubst %.py,%,$(subst .py:,-,$(notdir $(HPO_STUDY))))
 BEST := $(HPO_HOME)/$(NAME)-best.yaml
 ONE_TRIAL := --trials 1 --sampler random --strategy none
@@ -47,30 +45,39 @@ help:  ## list the targets
 	@$(or $(PYTHON),$(error hpo needs Python 3.11, 3.12 or 3.13, and none of them runs here: PYTHON=... names one)) \
 		tools/setup_env.py $*
 
-hpo-setup: $(call sets,run $(EXTRAS))  ## install what searches need; EXTRAS='ray postgres s3' too
+# What each target needs in .venv: sets of tools/setup_env.py, or extras.
+hpo-setup: $(call sets,run $(EXTRAS))
+hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora lora_% dpo dpo_%,$(HPO_STUDY)),lm))
+train-atft train-integrated-safe: $(call sets,run)
+test test-fast test-slow test-gpu coverage golden mutations bench: $(call sets,test)
+lint format: $(call sets,lint)
+docs: $(call sets,docs)
+lock: $(call sets,lock)
 
-hpo-run: $(RUN)  ## search: HPO_STUDY=atft (or my_study.py) HPO_TRIALS=50 HPO_ARGS='--workers 2'
+hpo-setup:  ## install what searches need; EXTRAS='ray postgres s3' too
+
+hpo-run:  ## search: HPO_STUDY=atft (or my_study.py) HPO_TRIALS=50 HPO_ARGS='--workers 2'
 	$(HPO) run --study $(HPO_STUDY) --name $(NAME) --trials $(HPO_TRIALS) $(HPO_ARGS)
 
-hpo-resume: $(RUN)  ## continue an interrupted search
+hpo-resume:  ## continue an interrupted search
 	$(HPO) resume --study $(NAME) $(HPO_ARGS)
 
-hpo-status: $(RUN)  ## how far a search is
+hpo-status:  ## how far a search is
 	$(HPO) status --study $(NAME) $(HPO_ARGS)
 
-hpo-ui: $(RUN)  ## MLflow's pages on this machine
+hpo-ui:  ## MLflow's pages on this machine
 	$(HPO) ui $(HPO_ARGS)
 
-smoke: $(RUN)  ## four trials of one epoch
+smoke:  ## four trials of one epoch
 	$(HPO) run --study $(HPO_STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
 		-o train.num_epochs=1 $(HPO_ARGS)
 
-train-optimized: $(RUN)  ## train the best configuration found, with nothing to stop it early
+train-optimized:  ## train the best configuration found, with nothing to stop it early
 	$(HPO) best --study $(NAME) --save "$(BEST)"
 	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
 	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && $(LEFT)
 
-train-atft: $(call sets,run)  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
+train-atft:  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
 	name=atft-train-$(sum); \
 	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
 
@@ -81,7 +88,7 @@ train-integrated:  ## search, then train the best configuration
 
 # The search chooses on the days of fold 2, so folds 0 and 1 judge a configuration that has seen their future; the test
 # block comes after all of them and nothing is chosen on it: its test/... is the honest result.
-train-integrated-safe: $(call sets,run)  ## search, walk-forward folds of the best (which it has seen), and the untouched test days
+train-integrated-safe:  ## search, walk-forward folds of the best (which it has seen), and the untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
 	$(HPO) best --study atft --save "$(HPO_HOME)/atft-best.yaml"
 	sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
@@ -108,50 +115,50 @@ smoke-docker: docker/.env  ## on the platform: kill its workers, stop and resume
 images-offline:  ## both images on a base of Debian's packages, by buildah, where no registry can be reached
 	docker/build_offline.sh
 
-test: lint $(call sets,test)  ## what CI runs: style, types, imports, and every test but the full sweeps
+test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
 	$(COMPILE)
 	$(PYTEST) -m 'not slow' --durations 20
 
-test-fast: $(call sets,test)  ## units and contracts, without processes, Ray, PostgreSQL and ranks
+test-fast:  ## units and contracts, without processes, Ray, PostgreSQL and ranks
 	$(COMPILE)
 	$(PYTEST) -m 'not slow and not process and not whole'
 
-test-slow: $(call sets,test)  ## the full sweeps; says where each kill fell
+test-slow:  ## the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
 
-test-gpu: $(call sets,test)  ## on a GPU: what tests of a CPU cannot know, and that runs resume to the bit there too
+test-gpu:  ## on a GPU: what tests of a CPU cannot know, and that runs resume to the bit there too
 	GPU=1 $(PYTEST) -m 'gpu and not slow'
 
-coverage: $(call sets,test)  ## branch coverage of `make test`, by package
+coverage:  ## branch coverage of `make test`, by package
 	$(COMPILE)
 	rm -rf .coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/python tests/helpers/packages_covered.py && exit $$status
 
-golden: $(call sets,test)  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
+golden:  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
 
-mutations: $(call sets,test)  ## plant known defects one by one: a test named in each must fail
+mutations:  ## plant known defects one by one: a test named in each must fail
 	$(BIN)/python tests/mutations/run.py
 
-lint: $(call sets,lint)  ## style, types, imports
+lint:  ## style, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-docs: $(call sets,docs)  ## the documentation as a site, into site/; a warning is an error
+docs:  ## the documentation as a site, into site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-format: $(call sets,lint)
+format:
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(call sets,lock)  ## write lock.txt anew after a change of pyproject.toml; UPGRADE=1 takes the newest versions
+lock:  ## write lock.txt anew after a change of pyproject.toml; UPGRADE=1 takes the newest versions
 	$(BIN)/python tools/make_lock.py $(if $(UPGRADE),--upgrade)
 
-bench: $(call sets,test)  ## what the README claims, measured on this machine
+bench:  ## what the README claims, measured on this machine
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/training.py
 	$(BIN)/python bench/data.py

@@ -130,8 +130,7 @@ class Environment:
         environment = cls.at(path)
         if environment is None:
             shutil.rmtree(path, ignore_errors=True)
-            uv = ["uv", "venv", "--quiet", "--python", sys.executable, str(path)]
-            _call(uv if shutil.which("uv") else [sys.executable, "-m", "venv", str(path)])
+            _call([sys.executable, "-m", "venv", str(path)])
             environment = cls.at(path)
         elif sys.version_info[:2] != environment.python[:2]:
             print(f"{path} keeps its Python {_dotted(environment.python)}. For another one, `make clean` first.")
