@@ -16,6 +16,12 @@ export HPO_HOME HPO_ARGS
 HPO := $(BIN)/hpo
 NAME := $(patsubst %.py,%,$(subst .py:,-,$(notdir $(HPO_STUDY))))
 BEST := $(HPO_HOME)/$(NAME)-best.yaml
+# HPO_STUDY=atft_production runs the study atft under that name, unless a study or a file is called atft_production.
+BUNDLED := $(sort $(patsubst studies/%/__init__.py,%,$(wildcard studies/[a-z]*/__init__.py)))
+WHOLE := $(filter $(BUNDLED),$(HPO_STUDY))$(foreach mark,. / :,$(findstring $(mark),$(HPO_STUDY)))$(wildcard $(HPO_STUDY).py)
+PREFIX := $(if $(strip $(WHOLE)),,$(lastword $(foreach name,$(BUNDLED),$(if $(filter $(name)_%,$(HPO_STUDY)),$(name)))))
+STUDY := $(or $(PREFIX),$(HPO_STUDY))
+SAY_STUDY := $(if $(PREFIX),@echo "HPO_STUDY=$(HPO_STUDY) stands for the study $(PREFIX) under the name $(NAME)." >&2)
 ONE_TRIAL := --trials 1 --sampler random --strategy none
 # A checksum of the file $(1) and of what HPO_ARGS says of the training, not of where it runs: another configuration is
 # trained under another name.
@@ -35,11 +41,11 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow test-gpu coverage golden mutations \
+	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow test-gpu coverage golden prose mutations \
 	lint format lock bench clean
 
-help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help:
+	@awk -F':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv/.set-%: pyproject.toml lock.txt
 	@$(or $(PYTHON),$(error hpo needs Python 3.11, 3.12 or 3.13, and none of them runs here: PYTHON=... names one)) \
@@ -47,37 +53,48 @@ help:  ## list the targets
 
 # What each target needs in .venv: sets of tools/setup_env.py, or extras.
 hpo-setup: $(call sets,run $(EXTRAS))
-hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora lora_% dpo dpo_%,$(HPO_STUDY)),lm))
+hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora dpo,$(STUDY)),lm))
 train-atft train-integrated-safe: $(call sets,run)
-test test-fast test-slow test-gpu coverage golden mutations bench: $(call sets,test)
+test test-fast test-slow test-gpu coverage golden prose mutations bench: $(call sets,test)
 lint format: $(call sets,lint)
 docs: $(call sets,docs)
 lock: $(call sets,lock)
 
-hpo-setup:  ## install what searches need; EXTRAS='ray postgres s3' too
+##@ First, for example: make hpo-run HPO_STUDY=mlp HPO_TRIALS=20
 
-hpo-run:  ## search: HPO_STUDY=atft (or my_study.py) HPO_TRIALS=50 HPO_ARGS='--workers 2'
-	$(HPO) run --study $(HPO_STUDY) --name $(NAME) --trials $(HPO_TRIALS) $(HPO_ARGS)
+hpo-run:  ## search; more of hpo's options: HPO_ARGS='--workers 2'
+	$(SAY_STUDY)
+	$(HPO) run --study $(STUDY) --name $(NAME) --trials $(HPO_TRIALS) $(HPO_ARGS)
 
 hpo-resume:  ## continue an interrupted search
+	$(SAY_STUDY)
 	$(HPO) resume --study $(NAME) $(HPO_ARGS)
 
-hpo-status:  ## how far a search is
+hpo-status:  ## show how far a search is
+	$(SAY_STUDY)
 	$(HPO) status --study $(NAME) $(HPO_ARGS)
 
-hpo-ui:  ## MLflow's pages on this machine
+hpo-ui:  ## serve MLflow's pages on this machine
 	$(HPO) ui $(HPO_ARGS)
 
-smoke:  ## four trials of one epoch
-	$(HPO) run --study $(HPO_STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
+train-optimized:  ## train the best configuration, never stopped early
+	$(SAY_STUDY)
+	$(HPO) best --study $(NAME) --to "$(BEST)" --force
+	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
+	$(HPO) run --study $(STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && $(LEFT)
+
+##@ Set up
+
+hpo-setup:  ## install what searches need; EXTRAS='ray postgres s3' too
+
+##@ More ways to train
+
+smoke:  ## run four trials of one epoch
+	$(SAY_STUDY)
+	$(HPO) run --study $(STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
 		-o train.num_epochs=1 $(HPO_ARGS)
 
-train-optimized:  ## train the best configuration found, with nothing to stop it early
-	$(HPO) best --study $(NAME) --save "$(BEST)"
-	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
-	$(HPO) run --study $(HPO_STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && $(LEFT)
-
-train-atft:  ## train atft without a search; HPO_ARGS='-o preset=full' for its full size
+train-atft:  ## train atft once; full size: HPO_ARGS='-o preset=full'
 	name=atft-train-$(sum); \
 	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
 
@@ -88,9 +105,9 @@ train-integrated:  ## search, then train the best configuration
 
 # The search chooses on the days of fold 2, so folds 0 and 1 judge a configuration that has seen their future; the test
 # block comes after all of them and nothing is chosen on it: its test/... is the honest result.
-train-integrated-safe:  ## search, walk-forward folds of the best (which it has seen), and the untouched test days
+train-integrated-safe:  ## search, then walk-forward folds and untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
-	$(HPO) best --study atft --save "$(HPO_HOME)/atft-best.yaml"
+	$(HPO) best --study atft --to "$(HPO_HOME)/atft-best.yaml" --force
 	sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
 	for fold in 0 1 2; do \
 		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
@@ -98,67 +115,74 @@ train-integrated-safe:  ## search, walk-forward folds of the best (which it has 
 	done; \
 	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
 
+##@ A team's platform, by Docker
+
 docker/.env:
 	cp docker/env.example $@
 
-up: docker/.env  ## start the platform of docker/: PostgreSQL, a store, MLflow, driver, workers
+up: docker/.env  ## start PostgreSQL, a store, MLflow, a driver and workers
 	docker/make_secrets.sh
 	cd docker && docker compose up --detach --build
 
-down: docker/.env  ## stop the platform; what it keeps stays in its volumes
+down: docker/.env  ## stop it; its volumes keep what it holds
 	cd docker && docker compose down
 
-smoke-docker: docker/.env  ## on the platform: kill its workers, stop and resume its driver, verify
+smoke-docker: docker/.env  ## kill its workers, stop and resume its driver, verify
 	docker/make_secrets.sh
 	docker/smoke.sh
 
-images-offline:  ## both images on a base of Debian's packages, by buildah, where no registry can be reached
+images-offline:  ## build both images where no registry can be reached
 	docker/build_offline.sh
 
-test: lint  ## what CI runs: style, types, imports, and every test but the full sweeps
+##@ Work on hpo itself
+
+test: lint  ## run what CI runs: lint, every test but the full sweeps
 	$(COMPILE)
 	$(PYTEST) -m 'not slow' --durations 20
 
-test-fast:  ## units and contracts, without processes, Ray, PostgreSQL and ranks
+test-fast:  ## test what needs no processes, Ray, PostgreSQL or ranks
 	$(COMPILE)
 	$(PYTEST) -m 'not slow and not process and not whole'
 
-test-slow:  ## the full sweeps; says where each kill fell
+test-slow:  ## run the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
 
-test-gpu:  ## on a GPU: what tests of a CPU cannot know, and that runs resume to the bit there too
+test-gpu:  ## test on a GPU what tests of a CPU cannot know
 	GPU=1 $(PYTEST) -m 'gpu and not slow'
 
-coverage:  ## branch coverage of `make test`, by package
+coverage:  ## measure the branches that `make test` covers
 	$(COMPILE)
 	rm -rf .coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/python tests/helpers/packages_covered.py && exit $$status
 
-golden:  ## what has changed of digests, losses, help and names; ACCEPT=1 records it
+golden:  ## show changed digests, help, names; record: ACCEPT=1
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
 
-mutations:  ## plant known defects one by one: a test named in each must fail
+prose:  ## lower tests/docs/prose.json to today's counts
+	$(BIN)/python tests/helpers/prose.py
+
+mutations:  ## plant known defects; the test named in each must fail
 	$(BIN)/python tests/mutations/run.py
 
-lint:  ## style, types, imports
+lint:  ## check style, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-docs:  ## the documentation as a site, into site/; a warning is an error
+docs:  ## build the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-format:
+format:  ## bring code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## write lock.txt anew after a change of pyproject.toml; UPGRADE=1 takes the newest versions
+lock:  ## write lock.txt anew after pyproject.toml changed; UPGRADE=1: newest
 	$(BIN)/python tools/make_lock.py $(if $(UPGRADE),--upgrade)
 
-bench:  ## what the README claims, measured on this machine
+bench:  ## measure what the README claims on this machine
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/training.py
 	$(BIN)/python bench/data.py

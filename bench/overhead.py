@@ -293,7 +293,7 @@ def main() -> None:
         )
         figures |= measure([product(here / "product")], 3, given.run_trials)
         if importlib.util.find_spec("ray") is None:
-            print("Ray Tune is not measured: pip install -e '.[ray]' in hpo's clone.")
+            print("Ray Tune is not measured: pip install 'hpo[ray]'.")
         else:
             figures |= measure([ray_tune(here / "ray", False)], 1, given.ray_trials)
             figures |= measure([ray_tune(here / "reused", True)], 1, given.ray_trials)

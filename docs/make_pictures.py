@@ -34,7 +34,7 @@ def main() -> None:
     """Run the study in a home that goes again, and take the pictures."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
-        for command in (("run", *STUDY), ("report", "--out", f"{home}/report.html", "mlp")):
+        for command in (("run", *STUDY), ("report", "--to", f"{home}/report.html", "mlp")):
             subprocess.run([sys.executable, "-m", "hpo", *command, "--home", f"{home}/.hpo"], check=True)
         table(Path(home, ".hpo"), PICTURES / "table.svg")
         report(Path(home, "report.html"))

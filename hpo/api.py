@@ -23,6 +23,7 @@ from hpo.declaration.study import Study
 from hpo.driver.request import RunRequest
 from hpo.errors import HpoError, UserError
 from hpo.space.tags import checked
+from hpo.space.values import plain
 from hpo.storage.home import Home
 from hpo.workers.executors.resources import Resources
 
@@ -49,8 +50,8 @@ def run(
     cpus_per_worker: int | None = None,
     gpus_per_worker: float | None = None,
     scheduler: str | None = None,
-    sampler: str | None = None,
-    strategy: str | None = None,
+    sampler: str | Mapping[str, Any] | None = None,
+    strategy: str | Mapping[str, Any] | None = None,
     order: str | None = None,
     window: int | None = None,
     seed: int | None = None,
@@ -76,6 +77,7 @@ def run(
     time       seconds, or text such as "90m"
     enqueue    configurations to be tried first: mappings of paths to values, or YAML files
     max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
+    sampler, strategy   a name, or as in a declaration {"name": ..., option: value}
     trackers, alerts   as `--tracker` and `--alert` take them
     tags       name -> value, of the study, beside those that it has
     overrides, progress   path -> value, as `-o` sets them; show how it is getting on
@@ -101,15 +103,15 @@ def run(
         workers=workers,
         resources=Resources(cpus_per_worker, gpus_per_worker),
         scheduler=scheduler,
-        sampler=sampler,
-        strategy=strategy,
+        sampler=_specification("sampler", sampler),
+        strategy=_specification("strategy", strategy),
         order=order,
         window=window,
         seed=seed,
         tier=tier,
         enqueue=None if enqueue is None else _entries(enqueue),
         warm_start=warm_start,
-        overrides=_overrides(config, overrides),
+        **_overrides(config, overrides),
         **_given(storage=storage, checkpoints=checkpoints, tracking_uri=tracking_uri),
         trackers=trackers,
         alerts=alerts,
@@ -322,7 +324,23 @@ def _entries(given: Sequence[Mapping[str, Any] | PathLike]) -> list[Mapping[str,
     return [entry for one in given for entry in ([one] if isinstance(one, Mapping) else enqueued.read([Path(one)]))]
 
 
+def _specification(option: str, value: Any) -> str | dict[str, Any] | None:
+    """Returns the name, or the mapping with Python's numbers in it. Raises UserError for what names nothing."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return plain(value)
+    raise UserError(f"{option}={value!r}: give a name, or a mapping with one, {{'name': NAME, OPTION: VALUE}}.")
+
+
 def _overrides(config: PathLike | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns what a file and `overrides` set, as a request has it. Raises UserError where that is not a mapping."""
     from hpo.space.config import flatten, load_yaml
 
-    return (flatten(load_yaml(os.fspath(config))) if config else {}) | flatten(overrides or {})
+    if not isinstance(overrides, Mapping | None):
+        raise UserError(f"overrides={overrides!r}: give a mapping of paths to values, {{'train.num_epochs': 5}}.")
+    values = flatten(overrides or {})
+    return {
+        "overrides": (flatten(load_yaml(os.fspath(config))) if config else {}) | values,
+        "one_by_one": tuple(values),
+    }

@@ -19,6 +19,8 @@ from typing import Any
 
 from trainer.redaction import redacted
 
+NO_TORCH = "PyTorch, which is not installed: pip install 'hpo[train]'"
+
 
 class HpoError(Exception):
     """Base of all errors raised on purpose; its text is one sentence for the user, without passwords."""
@@ -27,6 +29,11 @@ class HpoError(Exception):
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
+
+
+def needs_torch(error: BaseException) -> bool:
+    """Returns True where an import has failed because PyTorch is not installed."""
+    return isinstance(error, ModuleNotFoundError) and error.name == "torch"
 
 
 class UserError(HpoError):

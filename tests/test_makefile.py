@@ -39,7 +39,7 @@ STUDY = replace(MLP, name="better", enqueue=[STILL, QUICK])
 # Keeps what it is asked; its best is what $FOUND says.
 ASKED = """#!/bin/sh
 printf '%s\\n' "$*" >> "$HPO_HOME/asked"
-[ "$1 $4" = "best --save" ] && echo "$FOUND" > "$5"
+[ "$1 $4" = "best --to" ] && echo "$FOUND" > "$5"
 [ "$1 $4" = "best " ] && echo "$3, trial 0: val/a 1, test/a 2" && echo "metrics: $HPO_HOME/checkpoints/$3/metrics.json"
 exit 0
 """
@@ -116,6 +116,73 @@ def test_a_home_that_only_some_of_the_commands_would_see_is_refused(target, tmp_
 def test_a_path_that_only_looks_like_a_home_is_none(asked):
     _, commands = asked("train-atft", arguments=f"{QUICK} -o data.path=/x--home/y")
     assert any("data.path=/x--home/y" in command for command in commands)
+
+
+def flag(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize(
+    ("asked_for", "study", "name"),
+    [
+        ("atft", "atft", "atft"),
+        ("atft_production", "atft", "atft_production"),
+        ("mlp_a_b", "mlp", "mlp_a_b"),
+        ("_lm_a", "_lm_a", "_lm_a"),
+        ("atft-production", "atft-production", "atft-production"),
+        ("nosuch_a", "nosuch_a", "nosuch_a"),
+        ("atft_a.py", "atft_a.py", "atft_a"),
+        ("atft_a.py:b", "atft_a.py:b", "atft_a-b"),
+        ("atft_dir/b.py", "atft_dir/b.py", "b"),
+    ],
+)
+def test_a_suffix_gives_a_bundled_study_another_name(asked, asked_for, study, name):
+    targets = ("hpo-run", "hpo-resume", "hpo-status", "smoke", "train-optimized")
+    for target in targets:
+        _, commands = asked(target, f"HPO_STUDY={asked_for}")
+        for command in commands:
+            if command[0] == "run":
+                assert flag(command, "--study") == study
+                assert re.sub(r"-(smoke|optimized)-\d+$", "", flag(command, "--name")) == name
+            elif command[0] != "best" or "--to" in command:
+                assert flag(command, "--study") == name
+    call = ["make", "--dry-run", "READY=", f"HPO_STUDY={asked_for}", *targets]
+    said = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+    notice = f"HPO_STUDY={asked_for} stands for the study {study} under the name {name}."
+    assert said.count(notice) == (len(targets) if study in ("atft", "mlp") and study != name else 0)
+
+
+@pytest.mark.usefixtures("process")
+def test_a_suffix_is_part_of_the_name_of_what_has_the_whole_name(tmp_path):
+    """Both a bundled study and a file of that name go first."""
+    for made in ("studies/atft/__init__.py", "studies/atft_one/__init__.py", "atft_two.py"):
+        (tmp_path / made).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made).touch()
+    for name, study in (
+        ("atft_one", "atft_one"),
+        ("atft_two", "atft_two"),
+        ("atft_one_b", "atft_one"),
+        ("atft_c", "atft"),
+    ):
+        call = ["make", "-f", ROOT / "Makefile", "--dry-run", "READY=", f"HPO_STUDY={name}", "hpo-run"]
+        done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert f"run --study {study} --name {name} " in done.stdout
+
+
+@pytest.mark.usefixtures("process")
+def test_help_comes_first_and_shows_five_targets_before_all_others():
+    alone, named = (
+        subprocess.run(["make", *target], cwd=ROOT, capture_output=True, text=True, timeout=60).stdout
+        for target in ([], ["help"])
+    )
+    assert alone == named and all(len(line) <= 80 for line in named.splitlines())
+    first, *others = named.strip().split("\n\n")
+    rows = first.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["hpo-run", "hpo-resume", "hpo-status", "hpo-ui", "train-optimized"]
+    described = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    listed = [row.split()[0] for group in (first, *others) for row in group.splitlines()[1:]]
+    assert sorted(listed) == sorted(described)
 
 
 @pytest.mark.usefixtures("process")

@@ -10,12 +10,13 @@ import typer
 from hpo.cli.driving import starting
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
+from hpo.cli.overview import Group
 from hpo.errors import UserError
 
 app = typer.Typer()
 imports = typer.Typer(
     help="Bring a study of another tool into the home. Its trials compare, plot, export and warm-start like any other.",
-    no_args_is_help=True,
+    cls=Group,
     rich_markup_mode=None,
 )
 app.add_typer(imports, name="import")

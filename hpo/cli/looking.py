@@ -89,7 +89,7 @@ def doctor(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """What is installed here, and what would fail, with the fix. Exits 1 if something would."""
+    """Show what is installed here and what would fail, with the fix. Exits 1 if something would."""
     from itertools import groupby
 
     from hpo.doctor import examine

@@ -50,12 +50,12 @@ from hpo.cli.options import (
     WindowOption,
     WorkersOption,
 )
+from hpo.cli.targets import CsvOption, ForceOption, ParquetOption, SaveOption, target, to_option
 from hpo.errors import UserError
 
 app = typer.Typer(
     cls=options.Commands,
     help="Hyperparameter search and experiment tracking for PyTorch.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -63,9 +63,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from hpo import __version__
+        from hpo.declaration.environment import release
 
-        print(f"hpo {__version__}")
+        print(f"hpo {release()}")
         raise typer.Exit
 
 
@@ -157,6 +157,7 @@ def run(
                 enqueue=enqueued.read(enqueue) if enqueue else None,
                 warm_start=warm_start,
                 overrides=options.overrides(config, override),
+                one_by_one=options.one_by_one(override),
                 storage=storage,
                 checkpoints=checkpoints,
                 max_bytes=options.size(max_bytes),
@@ -226,7 +227,7 @@ def resume(
 def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
-    """How far a study is; without a name, each of several in a line."""
+    """Show how far a study is, or each of several in a line."""
     from hpo.analysis.results.idle import idle
     from hpo.analysis.results.status import after, describe, facts_of, line
     from hpo.ledger import queries, worker_queries
@@ -255,28 +256,29 @@ def best(
     study: StudyOption = None,
     trial: BestTrialOption = None,
     as_json: JsonOption = False,
-    save: Annotated[
-        str | None, typer.Option("--save", metavar="FILE.yaml", help="Write its configuration for `--config`.")
-    ] = None,
+    to: Annotated[str | None, to_option("FILE.yaml", "Write its configuration for `--config`.")] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """The best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
+    """Show the best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
     from hpo.analysis.results.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.storage.lookup import open_study
 
+    path = target(to, save, endings=(".yaml", ".yml"), force=force)
     ledger, name, at = open_study(home, storage, study)
     with ledger.read() as connection:
         front = best_trials(connection, at, name)
     several = len(front[0]["values"]) > 1
-    if trial is None and not save and (len(front) > 1 or (several and as_json)):
+    if trial is None and not path and (len(front) > 1 or (several and as_json)):
         print_json(front) if as_json else print(describe_front(front))
         return
     found = chosen_best(front, trial)
-    if save:
-        save_overrides(found["overrides"], Path(save))
-        print(f"its configuration is written to {save}", file=sys.stderr)
-    print_json(found) if as_json else print(describe_best(found, save))
+    if path:
+        save_overrides(found["overrides"], path)
+        print(f"its configuration is written to {path}", file=sys.stderr)
+    print_json(found) if as_json else print(describe_best(found, str(path) if path else None))
 
 
 @app.command()
@@ -288,7 +290,7 @@ def show(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """One trial in full: parameters, curves, checkpoints, error."""
+    """Show a trial in full: parameters, curves, checkpoints, error."""
     from hpo.analysis.results.trial import base_config, describe, detail
     from hpo.storage.lookup import open_study
 
@@ -314,26 +316,31 @@ def compare(
     ] = None,
     every: AllOption = False,
     as_json: JsonOption = False,
-    csv: Annotated[str | None, typer.Option("--csv", metavar="FILE", help="Write a CSV file.")] = None,
-    parquet: Annotated[str | None, typer.Option("--parquet", metavar="FILE", help="Write a Parquet file.")] = None,
+    to: Annotated[str | None, to_option("FILE.csv|.parquet", "Write a file instead.")] = None,
+    force: ForceOption = False,
+    csv: CsvOption = None,
+    parquet: ParquetOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Trials side by side, complete ones best first."""
+    """Show trials side by side, complete ones best first."""
     from hpo.analysis.results import compare as tables
     from hpo.storage.lookup import open_study
 
+    writers = {".csv": tables.write_csv, ".parquet": tables.write_parquet}
+    path = target(to, csv or parquet, endings=writers, force=force)
+    files = {Path(old): writers[kind] for old, kind in ((csv, ".csv"), (parquet, ".parquet")) if old}
+    if path and not files:
+        files = {path: writers[path.suffix.lower()]}
     ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
-        found = tables.compare(connection, name, top or (MOST if csv or parquet else 10))
-    if csv:
-        tables.write_csv(found, Path(csv))
-    if parquet:
-        tables.write_parquet(found, Path(parquet))
+        found = tables.compare(connection, name, top or (MOST if files else 10))
+    for file, write in files.items():
+        write(found, file)
     if as_json:
         print_json(found.rows)
-    elif csv or parquet:
-        print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
+    elif files:
+        print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(map(str, files))}")
     else:
         from rich.console import Console
 

@@ -11,6 +11,7 @@ import typer
 from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption, size
+from hpo.cli.targets import ForceOption, SaveOption, check_free, target, to_option
 from hpo.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def soup(
             autocompletion=completion.trials,
         ),
     ] = None,
-    save: Annotated[
-        str | None, typer.Option("--save", metavar="DIR", help="Write the better soup as a checkpoint directory.")
-    ] = None,
+    to: Annotated[str | None, to_option("DIRECTORY", "Write the better soup as a checkpoint directory.")] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -87,19 +88,20 @@ def soup(
     from hpo.analysis.models import soup as soups
     from hpo.storage.lookup import open_study
 
+    path = target(to, save, directory=True, force=force)
+    if path is not None:
+        soups.check_free(path, replace=force)
     ledger, name, at = open_study(home, storage, study)
-    if save:
-        soups.check_free(Path(save))
     found = soups.soup(ledger, at, name, top) if trial is None else soups.of_one_trial(ledger, at, name, trial, top)
     with notes(as_json):
         print(soups.describe(found))
-        if save:
-            soups.save(found, Path(save))
-            soups.record(ledger, found, Path(save))
+        if path is not None:
+            soups.save(found, path, replace=force)
+            soups.record(ledger, found, path)
             _mirror(ledger, name, at, tracking_uri)
-            print(f"the {found.best.name} is written to {save}")
+            print(f"the {found.best.name} is written to {path}")
     if as_json:
-        print_json({**found.facts(), "saved": save})
+        print_json({**found.facts(), "saved": path})
 
 
 @app.command()
@@ -120,7 +122,7 @@ def promote(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Register a trial's checkpoint as a version of a model in MLflow. mlflow.pyfunc.load_model opens it."""
+    """Register a trial's checkpoint as a model's version in MLflow. mlflow.pyfunc.load_model opens it."""
     from hpo.analysis.models import promote as promotions
     from hpo.storage.lookup import open_study
 
@@ -142,9 +144,7 @@ def promote(
 
 @app.command()
 def export(
-    to: Annotated[
-        str, typer.Option("--to", metavar="FILE|URL", help="The file to write, or the URL of an Optuna storage.")
-    ],
+    to: Annotated[str, to_option("FILE|URL", "The file to write, or the URL of an Optuna storage.")],
     number: Annotated[
         int | None,
         typer.Argument(
@@ -163,7 +163,7 @@ def export(
             autocompletion=completion.among(completion.FORMATS),
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: ForceOption = False,
     study: StudyOption = None,
     name: Annotated[
         str | None, typer.Option("--name", help="What to call the study in an Optuna storage.  [default: as here]")
@@ -179,17 +179,19 @@ def export(
         from hpo.interchange import export as exports
 
         wanted = exports.format_of(to, format)
-        exports.check(to, wanted, name, force=force)
+        exports.check(wanted, name, force=force)
+        if "://" not in to:
+            check_free(to, force=force or wanted == "optuna")
         ledger, study_name, at = open_study(home, storage, study)
         said = exports.export_study(ledger, at, study_name, to, wanted, name)
         print_json({"study": study_name, "to": to, "format": wanted}) if as_json else print(said)
         return
-    from hpo.analysis.models.export import check_path, describe, export_trial, format_of
+    from hpo.analysis.models.export import describe, export_trial, format_of
 
     if name is not None:
         raise UserError(f"--name {name}: a model has no name of its study: leave it out, or the trial's number.")
     wanted = format_of(Path(to), format)
-    check_path(Path(to), force=force)
+    check_free(to, force=force)
     ledger, study_name, at = open_study(home, storage, study)
     done = export_trial(ledger, at, study_name, number, wanted, Path(to))
     print_json(done) if as_json else print(describe(done))

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from hpo import text as phrases
-from hpo.cli import completion, secret_files
-from hpo.errors import HpoError, UserError
+from hpo.cli import completion, overview, secret_files
+from hpo.errors import NO_TORCH, HpoError, UserError, needs_torch
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
 from trainer.redaction import redacted
@@ -26,7 +25,7 @@ MOST = 2**31 - 1  # what a ledger's integers hold
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-class Commands(TyperGroup):
+class Commands(overview.Overview):
     """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -43,6 +42,11 @@ class Commands(TyperGroup):
         except (HpoError, TrainerError) as error:
             print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
+        except ModuleNotFoundError as error:
+            if not needs_torch(error):
+                raise
+            print(f"error: this command needs {NO_TORCH}.", file=sys.stderr)
+            code = UserError.exit_code
         except _UsageError as error:
             print(f"error: {shorten_quoted(in_one_line(redacted(_misuse(error))))}", file=sys.stderr)
             code = 2
@@ -295,7 +299,7 @@ EnqueueOption = Annotated[
     typer.Option(
         "--enqueue",
         metavar="FILE.yaml",
-        help="A configuration to try first, as `best --save` writes it.",
+        help="A configuration to try first, as `best --to` writes it.",
         autocompletion=completion.yaml_files,
     ),
 ]
@@ -360,12 +364,19 @@ def size(text: str | None) -> int | None:
 
 
 def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
-    """What a file and `-o` set; where both do, `-o`."""
-    from hpo.space.config import flatten, load_yaml, parse_override
+    """Returns what a file and `-o` set; where both set a path, what `-o` sets."""
+    from hpo.space.config import flatten, load_yaml
 
-    found = flatten(load_yaml(config)) if config else {}
+    return (flatten(load_yaml(config)) if config else {}) | one_by_one(override)
+
+
+def one_by_one(override: list[str] | None) -> dict[str, Any]:
+    """Returns what `-o` sets, by path; the last value of a path counts."""
+    from hpo.space.config import flatten, parse_override
+
+    values: dict[str, Any] = {}
     for path, value in map(parse_override, override or ()):
-        if not value:
+        if value == "":
             raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
-        found[path] = value
-    return found
+        values |= flatten({path: value})
+    return values

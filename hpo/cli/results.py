@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,8 @@ from hpo.cli.options import (
     TrackingOption,
     WorkersOption,
 )
+from hpo.cli.targets import ForceOption, OutOption, SaveOption, target, to_option
+from hpo.errors import UserError
 
 if TYPE_CHECKING:
     from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy
@@ -77,9 +79,15 @@ def plot(
     ] = None,
     study: StudyOption = None,
     metric: MetricOption = None,
-    save: Annotated[
-        str | None, typer.Option("--save", metavar="DIR", help="Write the files there, and leave MLflow as it is.")
+    to: Annotated[
+        str | None,
+        to_option(
+            "DIRECTORY|FILE.html|FILE.png",
+            "Write all files there, the page alone, or one picture, and leave MLflow as it is.",
+        ),
     ] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -91,6 +99,11 @@ def plot(
     from hpo.tracking import mirror_process
 
     wanted = figures.chosen(kinds or ())
+    path = target(to, save, endings=(".html", ".png"), directory=True, force=force)
+    ending = path.suffix.lower() if path and not path.is_dir() else ""
+    alone = ending in (".html", ".png")
+    if ending == ".png" and len(wanted) > 1:
+        raise UserError(f"--to {to}: a picture holds one plot: name one of {', '.join(wanted)}, or write a directory.")
     ledger, name, at, found = _opened(home, storage, study, metric)
     of = figures.subject(found, metric)
     missing = {kind: why for kind in wanted if (why := figures.lacking(kind, of))}
@@ -100,31 +113,26 @@ def plot(
     drawn = [kind for kind in wanted if kind not in missing]
     if not drawn:
         raise typer.Exit(1)
-    if save:
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch) if path is None or alone else path
         with starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files, failed = figures.draw(of, drawn, Path(save))
+            files, failed = figures.draw(of, drawn, directory)
         drawn = _say_failed(drawn, failed)
-        if as_json:
-            print_json(_drawn(name, drawn, missing | failed, Path(save), files))
-        else:
-            print(f"drawn in {save}: {', '.join(files)}")
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        with starting(f"drawing {', '.join(drawn)} ...", sys.stderr):
-            files, failed = figures.draw(of, drawn, Path(directory))
-        drawn = _say_failed(drawn, failed)
-        artifacts.leave_in_home(ledger, at, name, files, "--save DIR", below="plots/")
+        if path is None:
+            artifacts.leave_in_home(ledger, at, name, files, "--to DIRECTORY", below="plots/")
+            files = {file: at.plots(name) / file for file in files}
+        elif alone:
+            figures.copy(next(file for file in files.values() if file.suffix == ending), path)
+            files = {path.name: path}
     with notes(as_json):
-        print(f"drawn: {', '.join(drawn)}\npage: {at.plots(name) / figures.PAGE}")
-        print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/.")
+        print(f"drawn in {path}: {', '.join(drawn if alone else files)}" if path else f"drawn: {', '.join(drawn)}")
+        if path is None:
+            print(f"page: {files[figures.PAGE]}")
+            print(
+                mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows them below plots/."
+            )
     if as_json:
-        print_json(_drawn(name, drawn, missing | failed, at.plots(name), files))
-
-
-def _drawn(
-    study: str, kinds: Sequence[str], missing: Mapping[str, str], directory: Path, files: Iterable[str]
-) -> dict[str, Any]:
-    return {"study": study, "drawn": kinds, "missing": missing, "files": [directory / file for file in files]}
+        print_json({"study": name, "drawn": drawn, "missing": missing | failed, "files": [*files.values()]})
 
 
 def _say_failed(kinds: list[str], failed: dict[str, str]) -> list[str]:
@@ -145,9 +153,9 @@ def report(
         ),
     ] = None,
     study: StudyOption = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE.html", help="Write the page there, and leave MLflow as it is.")
-    ] = None,
+    to: Annotated[str | None, to_option("FILE.html", "Write the page there, and leave MLflow as it is.")] = None,
+    force: ForceOption = False,
+    out: OutOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -164,17 +172,18 @@ def report(
     from hpo.tracking import mirror_process
 
     page.check_installed()
-    studies = [*([study] if study else ()), *(studies or ())]
+    studies = list(dict.fromkeys([*([study] if study else ()), *(studies or ())]))
+    if len(studies) > 1 and not (to or out):
+        to = "-".join([*studies, "report.html"])
+    file = target(to, out, endings=(".html", ".htm"), force=force)
     ledger, name, at = open_study(home, storage, studies[0] if studies else None)
-    names = list(dict.fromkeys([name, *studies]))
+    names = studies or [name]
     with starting(f"reading {', '.join(names)} ...", sys.stderr):
-        found = [read(ledger, at, one) for one in names]
-        alone = bool(out) or len(found) > 1
-        path = page.write(found, Path(out or "-".join([*names, "report.html"]))) if alone else None
-        path = path or publish.leave(ledger, at, found[0])
+        reports = [read(ledger, at, study) for study in names]
+        path = page.write(reports, file) if file else publish.leave(ledger, at, reports[0])
     with notes(as_json):
         print(f"page: {path}")
-        if not alone:
+        if not file:
             print(mirror_process.send(ledger, at, name, tracking_uri) or "the study's MLflow run shows it too.")
     if as_json:
         print_json({"studies": names, "page": path})
@@ -196,7 +205,7 @@ def importance(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """How much of the trials' difference each parameter explains."""
+    """Show how much of the results each parameter explains."""
     from hpo.analysis.plots import figures
     from hpo.analysis.plots import importance as judged
 
@@ -245,7 +254,7 @@ def confirm(
 
     given = options.overrides(config, override)
     ledger, of, driven = _derived(home, storage, study, executor, workers, tracking_uri)
-    driven = replace(driven, overrides={**of.study.hold_out, **given})
+    driven = replace(driven, overrides={**of.study.hold_out, **given}, one_by_one=options.one_by_one(override))
     metrics = confirming.held_out(of, hold_out)
     own = name or f"{of.name}-confirm"
     confirming.check_measured(ledger, of, own, hold_out, driven.overrides)

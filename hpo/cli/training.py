@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,8 +19,11 @@ from hpo.cli.options import (
     StorageOption,
     TrackingOption,
 )
+from hpo.cli.targets import PICTURES, ForceOption, SaveOption, target, to_option
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from hpo.analysis.training.diagnose import Look, Recorder, Subject
 
 app = typer.Typer()
@@ -35,22 +37,25 @@ def schedule(
     steps_per_epoch: Annotated[
         int | None, typer.Option("--steps-per-epoch", min=1, help="Instead of counting them in the study's data.")
     ] = None,
-    save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture instead.")] = None,
+    to: Annotated[str | None, to_option("FILE.png|.pdf|.svg", "Draw a picture instead.")] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """The learning rate over the steps of a run. `-o train.schedule.name=wsd` shows another schedule."""
+    """Show the learning rate over the steps of a run. `-o train.schedule.name=wsd` shows another schedule."""
     from hpo.analysis.training.schedule import curve, describe, draw
     from hpo.storage.lookup import declaration
 
+    path = target(to, save, endings=PICTURES, force=force)
     found = curve(*declaration(study, home, storage, options.overrides(config, override)), steps_per_epoch)
-    if save:
-        draw(found, Path(save))
+    if path:
+        draw(found, path)
     if as_json:
         print_json(found)
     else:
-        print(f"{found.settings}: drawn in {save}" if save else describe(found))
+        print(f"{found.settings}: drawn in {path}" if path else describe(found))
 
 
 @app.command("lr-find")
@@ -61,7 +66,9 @@ def lr_find(
     low: Annotated[float, typer.Option("--low", help="The first learning rate.")] = 1e-7,
     high: Annotated[float, typer.Option("--high", help="The last one.")] = 10.0,
     steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Optimizer steps between them.")] = 100,
-    save: Annotated[str | None, typer.Option("--save", metavar="FILE.png", help="Draw a picture too.")] = None,
+    to: Annotated[str | None, to_option("FILE.png|.pdf|.svg", "Draw a picture too.")] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
@@ -70,13 +77,14 @@ def lr_find(
     from hpo.analysis.training import lr_find as tests
     from hpo.storage.lookup import declaration
 
+    path = target(to, save, endings=PICTURES, force=force)
     of = declaration(study, home, storage, options.overrides(config, override))
     found = tests.lr_find(*of, low, high, steps)
     print_json(found) if as_json else print(tests.describe(found))
-    if save:
-        tests.draw(found, f"{study}: learning-rate range test", Path(save))
+    if path:
+        tests.draw(found, f"{study}: learning-rate range test", path)
         with notes(as_json):
-            print(f"drawn in {save}")
+            print(f"drawn in {path}")
 
 
 @app.command()
@@ -104,13 +112,15 @@ def diagnose(
     ] = 13,
     profile: Annotated[bool, typer.Option("--profile", help="Profile five steps more, with a Chrome trace.")] = False,
     print_only: Annotated[bool, typer.Option("--print-only", help="Draw and record nothing.")] = False,
-    save: Annotated[str | None, typer.Option("--save", metavar="DIR", help="Write all files there too.")] = None,
+    to: Annotated[str | None, to_option("DIRECTORY", "Write all files there too.")] = None,
+    force: ForceOption = False,
+    save: SaveOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """What is wrong with a training, and what to do.
+    """Find what is wrong with a training, and what to do.
 
     It looks at gradients, updates, dead units, landscape, data loading, fit and plateau. A trial's diagnosis is
     left with its files and shown in its MLflow run.
@@ -121,28 +131,29 @@ def diagnose(
 
     given = options.overrides(config, override)
     look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
-    if profile and not save and (trial is None or print_only):
-        raise UserError("--profile writes a trace: name a directory for it by --save, or a trial to leave it with.")
+    path = target(to, save, directory=True, force=force)
+    if profile and not path and (trial is None or print_only):
+        raise UserError("--profile writes a trace: name a directory for it by --to, or a trial to leave it with.")
     if trial is None:
         if study is None:
             raise UserError("give a trial's number, or by --study a study whose own configuration is meant.")
-        _show(doctor.of_configuration(*declaration(study, home, storage, given)), look, save, as_json)
+        _show(doctor.of_configuration(*declaration(study, home, storage, given)), look, path, as_json)
         return
     if given:
         raise UserError("a trial is what it was: leave out -o and --config, or its number.")
     ledger, name, at = open_study(home, storage, study)
     recorder = None if print_only else doctor.Recorder(ledger, at, name, trial, tracking_uri)
-    _show(doctor.of_trial(ledger, at, name, trial), look, save, as_json, recorder)
+    _show(doctor.of_trial(ledger, at, name, trial), look, path, as_json, recorder)
 
 
-def _show(subject: Subject, look: Look, save: str | None, as_json: bool, recorder: Recorder | None = None) -> None:
+def _show(subject: Subject, look: Look, path: Path | None, as_json: bool, recorder: Recorder | None = None) -> None:
     from hpo.analysis.training import diagnose as doctor
 
     with doctor.diagnosis(subject, look) as found:
         print_json(found.facts()) if as_json else print(doctor.describe(found))
-        if save:
-            doctor.save(found, Path(save))
-            print(f"written to {save}: {', '.join(found.files)}", file=sys.stderr)
+        if path:
+            doctor.save(found, path)
+            print(f"written to {path}: {', '.join(found.files)}", file=sys.stderr)
         if recorder is not None:
             print(recorder.record(found), file=sys.stderr)
 
@@ -157,7 +168,7 @@ def plan(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """What of a study fits a memory, by the estimate. No device is needed, and no weights."""
+    """Show what of a study fits a memory, by the estimate. No device is needed, and no weights."""
     from hpo.analysis.training import memory_plan as plans
     from hpo.storage.lookup import declaration
 

@@ -1,17 +1,19 @@
-"""Digests of code that comments, docstrings and layout do not change.
+"""Computes digests of code that comments, docstrings and layout do not change.
 
-Of the platform's own code what counts is what is defined, whichever module it stands in: the top-level statements of
-all files, in any order. Imports of the platform's own names and the paths of its modules do not count.
-`python -m hpo.declaration.code_digest` keeps the digests beside the bytecode, as the first process does that needs
-them.
+The platform's own code counts by its definitions: the top-level statements of an area's files, in any order, without
+imports of the platform's own names and paths of its modules. `definitions.json` records, for each area, the digest
+whose behaviour the golden files have shown; an installation with another digest is modified. `make golden` writes it.
+`python -m hpo.declaration.code_digest` stores the digests beside the bytecode, as the first process that needs them
+does.
 
-Of a study's own code all statements count, in their order, file by file, but for those under
+A user's own code counts by all of its statements, in their order, file by file, but for those under
 `if __name__ == "__main__":`, which no worker runs.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import sys
@@ -22,28 +24,59 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from hpo.declaration.bundled import BUNDLED, SHARED
 from hpo.space.hashing import json_sha256, tree_sha256
 
 ROOT = Path(__file__).parents[2]  # of hpo, the trainer and the studies
-FORM = "definitions:"  # begins every digest; what releases up to 0.1 stored, sha256 of files and their paths, has none
+RECORD = Path(__file__).with_name("definitions.json")
+FORM = "definitions:"  # begins what release 0.1.0 stored of the platform's code
 STUDYS = "statements:"  # begins those of a study's own code; releases up to 0.1 stored sha256 of its files
 _OWN = ("hpo", "trainer", "studies")
 _PATH = re.compile(rf"(?:{'|'.join(_OWN)})(?:\.\w+)*[.:](\w+)")  # of a module, or of a name in one
 
 
-def digest(place: Path, *more: Path) -> str:
-    """The digest of the Python files at these places, each a file or a directory.
+def areas() -> dict[str, tuple[Path, ...]]:
+    """Returns the places of the code by area: the trainer, what decides the search, and each bundled study."""
+    studies = ROOT / "studies"
+    shared = {name: [studies / package for package, users in SHARED.items() if name in users] for name in BUNDLED}
+    return {
+        "trainer": (ROOT / "trainer",),
+        "search": (ROOT / "hpo" / "search", ROOT / "hpo" / "space"),
+        **{f"study {name}": (studies / name, *shared[name]) for name in BUNDLED},
+    }
 
-    Parsing takes a second for the whole trainer, so the result is kept in `__pycache__` under the hash of the files.
+
+def recorded() -> dict[str, str]:
+    """Returns the digest of each area whose behaviour the golden files have shown."""
+    return json.loads(RECORD.read_text(encoding="ascii"))
+
+
+def record() -> None:
+    """Records today's digest of each area."""
+    digests = {area: definitions(*places) for area, places in areas().items()}
+    RECORD.write_text(json.dumps(digests, indent=1) + "\n", encoding="ascii")
+
+
+def modified() -> dict[str, str]:
+    """Returns the digest of each area whose definitions are not the recorded ones."""
+    known = recorded()
+    digests = {area: definitions(*places) for area, places in areas().items()}
+    return {area: digest for area, digest in digests.items() if digest != known.get(area)}
+
+
+def definitions(*places: Path) -> str:
+    """Returns the digest of the Python files at these places, each a file or a directory.
+
+    Parsing takes a second for the whole trainer, so the result is stored in `__pycache__` under the hash of the files.
     """
-    files = json_sha256([tree_sha256(one, "*.py") for one in (Path(__file__), place, *more)])
-    kept = Path(__file__).parent / "__pycache__" / f"digest-{files[:32]}.{sys.implementation.cache_tag}"
+    files = json_sha256([tree_sha256(place, "*.py") for place in (Path(__file__), *places)])
+    stored = Path(__file__).parent / "__pycache__" / f"digest-{files[:32]}.{sys.implementation.cache_tag}"
     try:
-        return kept.read_text(encoding="ascii")
+        return stored.read_text(encoding="ascii")
     except OSError:
-        found = FORM + json_sha256(sorted(_definitions(_sources([place, *more]))))
-    _keep(kept, found)
-    return found
+        digest = json_sha256(sorted(_definitions(_sources(places))))
+    _keep(stored, digest)
+    return digest
 
 
 def of_study(place: Path, *, program: bool = False) -> str:
@@ -104,13 +137,24 @@ def _sources(places: Iterable[Path]) -> Iterator[Path]:
 
 
 def _definitions(files: Iterable[Path]) -> set[str]:
-    """sha256 of each top-level statement."""
-    found = set()
+    """Returns the sha256 of each top-level statement."""
+    digests: set[str] = set()
     for file in files:
         tree = ast.parse(file.read_bytes())
         for statement in _Moveless(tree).visit(tree).body:
-            found.add(sha256(ast.dump(statement).encode()).hexdigest())
-    return found
+            digests.add(sha256(repr(_plain(statement)).encode()).hexdigest())
+    return digests
+
+
+def _plain(node: object) -> object:
+    """Returns a syntax tree as tuples that are the same under every version of Python: fields without a value, which a
+    version may add, do not count."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = ((name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != [])
+    return (type(node).__name__, *fields)
 
 
 class _Undocumented(ast.NodeTransformer):
@@ -170,10 +214,5 @@ def _is_module(path: str) -> bool:
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
-def installed() -> dict[str, str]:
-    """Component of a study's identity -> the digest of the code behind it: the trainer, and what decides the search."""
-    return {"trainer": digest(ROOT / "trainer"), "search": digest(ROOT / "hpo" / "search", ROOT / "hpo" / "space")}
-
-
 if __name__ == "__main__":
-    print(installed())
+    print(json.dumps(modified()) or "")

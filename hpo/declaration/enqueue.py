@@ -13,7 +13,7 @@ from hpo.text import near
 
 
 def read(files: Sequence[str | Path]) -> list[dict[str, Any]]:
-    """One configuration per YAML file, as `hpo best --save` writes it. Raises UserError with the file and line."""
+    """One configuration per YAML file, as `hpo best --to` writes it. Raises UserError with the file and line."""
     entries = [flatten(load_yaml(file)) for file in files]
     for file, entry in zip(files, entries, strict=True):
         if not entry:

@@ -10,11 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.version import VERSION
+
 if TYPE_CHECKING:
     from hpo.declaration.study import Study
 
 _DECIDING = ("torch", "numpy", "scipy", "scikit-learn", "optuna", "cmaes")  # another version may draw other numbers
-_PACKAGES = ("hpo", *_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
+_PACKAGES = (*_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors")
 
 
 def deciding_versions() -> str:
@@ -31,9 +33,18 @@ def describe(study: Study) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": _versions(_PACKAGES),
+        "versions": {"hpo": VERSION} | _versions(_PACKAGES),
         "git": git_commit(study.directory()),
     }
+
+
+def release() -> str:
+    """Returns hpo's version, and in a git clone its commit: `0.2.0 (1a2b3c4d, modified)`."""
+    clone = Path(__file__).parents[2]
+    git = git_commit(clone) if (clone / ".git").exists() else None  # not the repository that an environment lies in
+    if git is None:
+        return VERSION
+    return f"{VERSION} ({git['commit'][:8]}{', modified' if git['dirty'] else ''})"
 
 
 def git_commit(directory: Path) -> dict[str, Any] | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.declaration import code_digest
+from hpo.declaration import behaviour, code_digest, release_0_1
 from hpo.declaration.environment import deciding_versions
 from hpo.errors import DriftError
+from hpo.version import VERSION
 
 if TYPE_CHECKING:
     from hpo.declaration.resolved import ResolvedStudy
@@ -18,34 +19,37 @@ if TYPE_CHECKING:
 
 MAX_CLAUSES = 6  # of one message
 _MISSING = object()
-_LOADED = ("code", "versions", "trainer", "search")  # what stays in a process that has loaded it
-# Where a component is a mapping, what one of its entries is called.
+_LOADED = ("code", "versions", "behaviour", "modified")  # what stays in a process that has loaded it
+# The name of an entry where a component is a mapping.
 _ENTRIES = {"config": "{}", "space": "dimension {}", "data": "the content of {}", "code": "the code of {}"}
 _ENTRIES |= {"rules": "rule {!r}"}
 
 _DIGESTS = (code_digest.FORM, code_digest.STUDYS)
 _UNNAMED = {"": "the study", ".": "its package"}
-# What can be said of code that releases up to 0.1 have hashed by files and their places.
-_REORGANISED = (
-    "the platform's modules were moved since the study began, so that their code cannot be compared (where you changed "
-    "nothing else it is the same study)"
-)
 
 
 def identity(resolved: ResolvedStudy) -> dict[str, Any]:
-    """All that decides a study's results, by component: hashes, values, or mappings of either."""
-    return resolved.study.identity() | resolved.spec.identity() | _here(resolved.study)
+    """Returns all that decides a study's results, by component: hashes, values, or mappings of either."""
+    return resolved.study.identity() | resolved.spec.identity() | _here(resolved.study, resolved.spec.behaviour)
 
 
-def _here(study: Study) -> dict[str, Any]:
-    """What a process brings along: the code it has loaded, and the versions of what that stands on."""
-    return {"code": study.code_sha256(), **installed()}
+def _here(study: Study, parts: Iterable[str]) -> dict[str, Any]:
+    """Returns what this process brings along: the code it has loaded, and the versions of the libraries below that."""
+    changed = _modified()
+    areas = {area: changed[area] for area in behaviour.areas(parts) if area in changed}
+    brought = {"code": study.code_sha256(), "versions": deciding_versions()}
+    return brought | ({"modified": areas} if areas else {})
 
 
 @cache
-def installed() -> dict[str, str]:
-    """As this process has loaded it: what is changed on the disk since then is not what it runs."""
-    return {"versions": deciding_versions(), **code_digest.installed()}
+def _modified() -> dict[str, str]:
+    """Returns the modified areas of the code that this process has loaded, whatever the disk holds by now."""
+    return code_digest.modified()
+
+
+def load_installed() -> None:
+    """Reads what identities need of this installation, so that forks of this process have it."""
+    _modified()
 
 
 def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> None:
@@ -56,10 +60,13 @@ def check_worker(row: Mapping[str, Any], study: Study, *, data: bool = True) -> 
     """
     if row["environment"].get("allow_drift"):
         return
-    stored = row["identity"]
-    brought = _here(study) | ({"data": study.data_sha256()} if data else {})
-    here = {key: value for key, value in brought.items() if key in stored}
-    if changed := drift({key: stored[key] for key in here}, here, study.code):
+    stored = release_0_1.translated(row["identity"])
+    versions: Mapping[str, int] = stored["behaviour"]
+    here = _here(study, versions) | {"behaviour": behaviour.settle(versions, versions)}
+    here |= {"data": study.data_sha256()} if data else {}
+    keys = [key for key in (*here, "modified") if key in stored]
+    here = {key: value for key, value in here.items() if key in (*keys, "modified")}
+    if changed := drift({key: stored[key] for key in keys}, here, study.code):
         raise DriftError(
             f"this worker cannot train study {row['name']!r} of {row['environment'].get('host')}: here "
             f"{'; '.join(changed)}: give it the driver's code, data and versions, or drive with --allow-drift."
@@ -84,6 +91,7 @@ def drift(
 
     `code` says where the parts of the code lie, by label.
     """
+    old = release_0_1.translated(old)
     if old == new:
         return []
     keys = sorted(old.keys() | new.keys())
@@ -101,7 +109,11 @@ def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any], names: Ma
     before, after = old.get(key, _MISSING), new.get(key, _MISSING)
     if before == after:
         return
-    if key in _ENTRIES and isinstance(before, Mapping) and isinstance(after, Mapping):
+    if key == "behaviour":
+        yield from _behaviour({} if before is _MISSING else before, {} if after is _MISSING else after)
+    elif key == "modified":
+        yield from _modifications({} if before is _MISSING else before, {} if after is _MISSING else after)
+    elif key in _ENTRIES and isinstance(before, Mapping) and isinstance(after, Mapping):
         for path in sorted(before.keys() | after.keys()):
             what = _ENTRIES[key].format(names.get(path, path) if key == "code" else path)
             yield from _changed(what, before.get(path, _MISSING), after.get(path, _MISSING))
@@ -111,12 +123,29 @@ def _clauses(key: str, old: Mapping[str, Any], new: Mapping[str, Any], names: Ma
         yield from _changed(key, before, after)
 
 
+def _behaviour(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:
+    """Yields the parts whose version changed; a part that only one side uses shows in another component."""
+    for part in sorted(before.keys() & after.keys()):
+        if before[part] != after[part]:
+            yield behaviour.clause(part, before[part], after[part])
+
+
+def _modifications(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[str]:
+    """Yields the areas whose code has changed in a way that no golden file has shown to be harmless."""
+    for area in sorted(before.keys() | after.keys()):
+        if before.get(area) == after.get(area):
+            continue
+        code = f"the code of {area if area.startswith('study') else f'the {area}'}"
+        if area in after:
+            yield f"{code} is modified: `make golden` would show whether it behaves as in release {VERSION}"
+        else:
+            yield f"{code} was modified when the study began, and is that of release {VERSION} here"
+
+
 def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
     if before == after or (isinstance(before, str) and isinstance(after, str) and code_digest.same(before, after)):
         return
-    if _of_platform(after) and isinstance(before, str) and not _of_platform(before):
-        yield _REORGANISED
-    elif any(isinstance(value, str) and (len(value) == 64 or value.startswith(_DIGESTS)) for value in (before, after)):
+    if any(isinstance(value, str) and (len(value) == 64 or value.startswith(_DIGESTS)) for value in (before, after)):
         yield f"{what if what.startswith('the ') else f'the {what}'} changed"
     elif before is _MISSING or after is _MISSING:
         yield f"{what} is {'new' if before is _MISSING else 'gone'}"
@@ -124,13 +153,9 @@ def _changed(what: str, before: Any, after: Any) -> Iterator[str]:
         yield f"{what} changed from {_shown(before)} to {_shown(after)}"
 
 
-def _of_platform(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(code_digest.FORM)
-
-
 def _shown(value: Any) -> str:
-    """A dimension as it is declared, anything else as JSON; a text that names something as it is."""
+    """Returns a dimension as it is declared, a text as it is, and anything else as JSON."""
     if isinstance(value, Mapping) and "type" in value:
-        given = [f"{key}={item!r}" for key, item in value.items() if key != "type" and item not in (None, {}, False)]
-        return f"{value['type']}({', '.join(given)})"
+        options = [f"{key}={item!r}" for key, item in value.items() if key != "type" and item not in (None, {}, False)]
+        return f"{value['type']}({', '.join(options)})"
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -24,6 +24,7 @@ def load_model(
 
     `config` is the trial's configuration, or builds it from the JSON that stands beside the weights and its hash.
     """
+    task = task_class()
     from trainer.checkpoint import files
     from trainer.checkpoint.manifest import Damaged
     from trainer.task import built
@@ -33,7 +34,7 @@ def load_model(
         given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest.get("config_hash", ""))
     except Damaged as damage:
         raise CheckpointError(f"checkpoint {directory} cannot be used: {damage}.") from damage
-    model = built(task_class()(given))
+    model = built(task(given))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -18,7 +18,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from hpo.errors import HpoError, StudyError
+from hpo.errors import NO_TORCH, HpoError, StudyError, needs_torch
 from hpo.text import near
 from trainer.files.paths import expanded
 from trainer.runtime.quiet import quiet_torchao
@@ -238,5 +238,7 @@ def _explained(error: BaseException, file: Path) -> HpoError:
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(file)
     if isinstance(error, HpoError):
         return type(error)(f"{place}: {error}")
+    if needs_torch(error):
+        return StudyError(f"{place} imports {NO_TORCH}.")
     text = " ".join(str(error).split()).rstrip(".")
     return StudyError(f"{place}: {type(error).__name__}{f': {text}' if text else ''}.")

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from hpo.errors import StudyError
+from hpo.errors import NO_TORCH, StudyError, needs_torch
 from hpo.text import near
 
 
@@ -39,7 +39,10 @@ def check_module(study: str, module: str, what: str, given: str) -> None:
 
 
 def _no_module(study: str, what: str, given: str, where: str, error: ModuleNotFoundError) -> Exception:
-    """A sentence where the module itself is missing; a bug in its own imports stays one, with its traceback."""
+    """Returns a sentence where the module itself, or PyTorch, is missing; another bug in its imports stays one, with
+    its traceback."""
+    if needs_torch(error):
+        return StudyError(f"study {study!r} trains with {NO_TORCH}.")
     if error.name is None or not f"{where}.".startswith(f"{error.name}."):
         return error
     return StudyError(f"study {study!r}: {what}={given!r}: there is no module {where!r}.")

@@ -11,7 +11,8 @@ from typing import Any
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import RESUME_FROM, Study
 from hpo.declaration.user_code import own_code
-from hpo.errors import UserError
+from hpo.errors import NO_TORCH, StudyError, UserError
+from hpo.search.samplers import auto
 from hpo.search.samplers.registry import ONE_OBJECTIVE
 from hpo.search.strategies.base import check_several
 from hpo.space.config import as_json, flatten
@@ -27,6 +28,7 @@ from trainer.files.paths import expanded
 from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
+_WITH_TORCH = ("gp", "freeze-thaw")  # samplers
 # What the trainer and the reporter add to what a task reports.
 _TRAINERS_OWN = ("train/*", "time/*")
 
@@ -42,6 +44,9 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
             f"sampler {spec.sampler!r} takes one objective and the study has {len(spec.objectives)}: choose nsga2, "
             "nsga3, tpe or auto."
         )
+    _check_torch_of_search(resolved)
+    if here:
+        check_torch(study)
     study.check_task()
     if not isinstance(study.task, str) and (lack := lacking(study.task, study.shape)):
         raise UserError(lack)
@@ -53,7 +58,7 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
             _check_own(train)
             _check_bound(train, here)
     if values.get("train.precision") == "fp8" and find_spec("torchao") is None:
-        raise UserError("train.precision 'fp8' needs torchao: pip install -e '.[fp8]' in hpo's clone.")
+        raise UserError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.")
     monitors = {path: value for path, value in values.items() if path.endswith(".monitor")}
     _check_metrics(study, {path: name for path, name in monitors.items() if isinstance(name, str) and name})
     if path := values.get(RESUME_FROM):
@@ -62,6 +67,20 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
         from trainer.runtime.device import pick_device  # and with it torch, which alone knows
 
         pick_device(str(device))
+
+
+def check_torch(study: Study) -> None:
+    """Raise StudyError where the study trains by the shared trainer and this installation has no PyTorch."""
+    if not find_spec("torch") and not study.trains_itself:
+        raise StudyError(f"study {study.name!r} trains with {NO_TORCH}.")
+
+
+def _check_torch_of_search(resolved: ResolvedStudy) -> None:
+    """Raise UserError where what chooses the trials computes with PyTorch and this installation has none."""
+    spec = resolved.spec
+    chosen = auto.choice(len(spec.objectives), auto.QUICK, planned=spec.planned)
+    if (chosen if spec.sampler == "auto" else spec.sampler) in _WITH_TORCH and not find_spec("torch"):
+        raise UserError(f"sampler {spec.sampler!r} of study {spec.name!r} computes with {NO_TORCH}.")
 
 
 def lacking(task: Any, shape: TrialShape) -> str:

@@ -36,6 +36,7 @@ class StudySpec(BaseModel):
     earlier: list[dict[str, Any]] = Field(
         default_factory=list
     )  # complete trials, as hpo.driver.warm_start has found them
+    behaviour: dict[str, int] = Field(default_factory=dict[str, int])  # part -> version: hpo.declaration.behaviour
     planned: dict[str, int] = Field(default_factory=dict[str, int])  # for sampler auto: hpo.search.samplers.auto.plan
     listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
     listed_of: str | None = None  # the study they come from
@@ -52,11 +53,13 @@ class StudySpec(BaseModel):
         """The sampler's specification, every option spelled out."""
         return sampler_spec({"name": self.sampler, **self.sampler_options})
 
-    def identity(self) -> dict[str, str]:
-        """The components of the study's identity that the command line decides."""
+    def identity(self) -> dict[str, Any]:
+        """Returns the components of the study's identity that the command line and the platform's versions decide."""
         strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
-        parts = {"sampler": json.dumps(self.sampling(), sort_keys=True), "strategy": strategy, "order": self.order}
+        sampler = json.dumps(self.sampling(), sort_keys=True)
+        parts: dict[str, Any] = {"sampler": sampler, "strategy": strategy, "order": self.order}
         parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it only says how many at a time
         begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
         begun |= {"study of the listed configurations": self.listed_of}  # not the list itself, which grows at its end
-        return parts | {"seed": str(self.seed)} | {what: json_sha256(one) for what, one in begun.items() if one}
+        parts |= {"seed": str(self.seed), "behaviour": dict(self.behaviour)}
+        return parts | {what: json_sha256(value) for what, value in begun.items() if value}

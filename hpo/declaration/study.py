@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from hpo.declaration import code_digest, place
+from hpo.declaration import bundled, code_digest, place
 from hpo.declaration.enqueue import fitting, within
 from hpo.declaration.loading import file_of, source_parts
 from hpo.declaration.naming import check_name
@@ -183,9 +183,9 @@ class Study:
         become absolute. Raises SpaceError for whatever does not fit.
         """
         given = plain(dict(overrides))
-        preset = given.pop("preset", None)
+        preset = None if (preset := given.pop("preset", None)) in (None, "null") else str(preset)
         if preset is not None and preset not in self.presets:
-            known = f"this study has {', '.join(self.presets) or 'none'}{near(str(preset), self.presets) or '.'}"
+            known = f"this study has {', '.join(self.presets) or 'none'}{near(preset, self.presets) or '.'}"
             raise SpaceError(f"unknown preset {preset!r}: {known}")
         values = flatten(self.presets[preset]) if preset is not None else {}
         values |= flatten(given)
@@ -310,12 +310,14 @@ class Study:
             self._check_written(self.task)
 
     def _check_written(self, task: type) -> None:
-        from trainer.task import Task
-
         if ready := getattr(task, "check_ready", None):
             ready()
+        if self.trains_itself:
+            return
+        from trainer.task import Task
+
         for name in ("model", "train_set", "loss"):
-            if not self.trains_itself and getattr(task, name, None) in (None, getattr(Task, name)):
+            if getattr(task, name, None) in (None, getattr(Task, name)):
                 raise StudyError(
                     f"study {self.name!r}: task {task.__name__} needs a method {name}(), as trainer.task.Task has it, "
                     "or a loop of its own, fit()."
@@ -363,19 +365,19 @@ class Study:
         return source_parts(file, own)
 
     def code_sha256(self) -> dict[str, str]:
-        """The digest of each part of the code, wherever that lies; of the platform's own studies that of what is
-        defined there, which moves of modules do not change."""
+        """Returns the digest of each part of the user's own code, by label; a bundled study's code has a version."""
         parts = self.code()
         if not isinstance(self.task, str) and hasattr(self.task, "code"):  # a program's
             written = {label: code_digest.of_study(place, program=True) for label, place in parts.items()}
             return written | {"": code_digest.of_text(self.task.source())}
         if not parts and (source := getattr(self.task, "source", None)):
             return {"": code_digest.of_text(source())}
-        shipped = self.module.startswith("studies.")
-        return {
-            label: code_digest.digest(place) if shipped or label.startswith("studies.") else code_digest.of_study(place)
-            for label, place in parts.items()
-        }
+        counted = {label: place for label, place in parts.items() if bundled.package_of(place) is None}
+        return {label: code_digest.of_study(place) for label, place in counted.items()}
+
+    def bundled(self) -> list[str]:
+        """Returns the bundled studies whose code this one is or imports; a program's code is its own."""
+        return [] if hasattr(self.task, "code") else bundled.studies_in(self.code().values())
 
     def to_optuna(
         self, home: str | os.PathLike[str] | None = None, name: str | None = None, *, storage: str | None = None

@@ -1,10 +1,11 @@
 """`hpo doctor`: what is installed, what this host has and allows, what stands in a home, and what of it would fail.
 
-    packages.py   python, packages against what is tested, extras
-    devices.py    GPUs, processors and memory
-    disk.py       room, file system and speed of the home's disk
-    limits.py     open files, processes, shared memory, and the bounds of a container
-    home.py       rights, schema, integrity and leases of a home; ledger and tracker that are elsewhere
+    installation.py  whether the code is the one that its release recorded
+    packages.py      python, packages against what is tested, extras
+    devices.py       GPUs, processors and memory
+    disk.py          room, file system and speed of the home's disk
+    limits.py        open files, processes, shared memory, and the bounds of a container
+    home.py          rights, schema, integrity and leases of a home; ledger and tracker that are elsewhere
 
 Each check is a function that yields findings. Nothing is written but probes, which are removed.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpo.doctor import devices, disk, home, limits, packages
+from hpo.doctor import devices, disk, home, installation, limits, packages
 from hpo.doctor.finding import Finding
 from hpo.storage.home import Home
 
@@ -23,6 +24,7 @@ __all__ = ["Finding", "examine"]
 def examine(at: Home, storage: str | None = None, tracking_uri: str | None = None) -> Iterator[Finding]:
     """Every finding, area by area."""
     yield from packages.interpreter()
+    yield from installation.code()
     yield from packages.installed()
     yield from packages.extras()
     yield from devices.processors()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -30,6 +31,9 @@ def processors() -> Iterator[Finding]:
 
 def accelerators(driver: Path = DRIVER) -> Iterator[Finding]:
     """GPUs as torch sees them; a driver whose GPUs torch does not see would let trials train on the processor."""
+    if not find_spec("torch"):
+        yield Finding("devices", "ok", "no GPU is looked for: PyTorch is not installed")
+        return
     try:
         import torch
     except (ImportError, OSError) as error:

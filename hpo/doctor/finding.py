@@ -27,4 +27,4 @@ class Finding:
     def describe(self) -> str:
         """A line, or two with the fix."""
         mark = {"ok": "     ", "note": "note ", "fails": "FAILS"}[self.level]
-        return f"  {mark} {self.text}" + (f"\n        -> {self.fix}" if self.fix else "")
+        return f"  {mark} {self.text}" + (f"\n        -> {self.fix}" if self.fix not in self.text else "")

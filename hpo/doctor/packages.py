@@ -16,13 +16,36 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 TESTED = Path(__file__).parents[2] / "lock.txt"  # in a clone; an installed package has none
+PURPOSES = {
+    "train": "training with PyTorch; samplers gp, freeze-thaw",
+    "ui": "MLflow's pages (hpo ui)",
+    "report": "one page that tells a study (hpo report)",
+    "serve": "live pages (hpo serve)",
+    "plots": "figures and pictures (hpo plot)",
+    "dashboard": "optuna-dashboard's pages (hpo ui --optuna)",
+    "postgres": "a ledger in PostgreSQL (--storage)",
+    "s3": "checkpoints in s3:// (--checkpoints)",
+    "ray": "--executor ray and ray-tune",
+    "tensorboard": "--tracker tensorboard:DIR",
+    "wandb": "--tracker wandb:DIR; hpo import wandb",
+    "gpu": "load, power and temperature of NVIDIA's GPUs",
+    "text": "BPE tokenizers",
+    "images": "data sets in folders of images",
+    "llm": "language models (lora, dpo, Hugging Face)",
+    "fp8": "train.precision=fp8",
+    "onnx": "models as ONNX (hpo export)",
+    "lightning": "hpo.integrations.lightning",
+    "keras": "hpo.integrations.keras",
+    "xgboost": "hpo.integrations.xgboost",
+    "lightgbm": "hpo.integrations.lightgbm",
+}
 
 
 def interpreter() -> Iterator[Finding]:
     """Python and the platform."""
-    import hpo
+    from hpo.declaration.environment import release
 
-    text = f"hpo {hpo.__version__}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
+    text = f"hpo {release()}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
     from packaging.specifiers import SpecifierSet
 
     if version_of("hpo") is None:
@@ -57,17 +80,21 @@ def installed(required: list[str] | None = None) -> Iterator[Finding]:
 
 
 def extras(required: list[str] | None = None) -> Iterator[Finding]:
-    """Each extra: installed, or the command that installs it."""
+    """Yields a row for each extra: its name, what it is for, and its versions or the command that installs it."""
     names = metadata.metadata("hpo").get_all("Provides-Extra") or [] if version_of("hpo") else []
-    for extra in sorted(names):
-        needed = _requirements(required, extra)
-        missing = [one.name for one in needed if (found := version_of(one.name)) is None or found not in one.specifier]
-        have = ", ".join(f"{one.name} {version_of(one.name)}" for one in needed if one.name not in missing)
-        if missing:
-            fix = f"pip install -e '.[{extra}]' in hpo's clone."
-            yield Finding("extras", "ok", f"{extra}: not installed ({', '.join(missing)})", fix)
-        else:
-            yield Finding("extras", "ok", f"{extra}: {have}")
+    offered = [name for name in (*PURPOSES, *sorted({*names} - PURPOSES.keys())) if name in names]
+    for extra in offered:
+        versions = {need.name: _fitting(need) for need in _requirements(required, extra)}
+        missing = not all(versions.values())
+        fix = f"pip install 'hpo[{extra}]'" if missing else ""
+        state = fix or ", ".join(f"{name} {version}" for name, version in versions.items())
+        yield Finding("extras", "ok", f"{extra:<12} {PURPOSES.get(extra, ''):<48} {state}", fix)
+
+
+def _fitting(need: Requirement) -> str | None:
+    """Returns the installed version; None where there is none or hpo needs another one."""
+    version = version_of(need.name)
+    return version if version is not None and version in need.specifier else None
 
 
 def version_of(package: str) -> str | None:

@@ -53,9 +53,10 @@ class LedgerProposer:
             spec.enqueue,
             warm_start.records(spec.earlier, len(study.constraints)),
             spec.planned,
+            spec.behaviour,
         )
         if strategy := self._resolved.population:
-            sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed)
+            sampler = strategy.sampler(sampler, study.space, study.objectives, spec.seed, spec.behaviour)
         told, rows = set(self._known), self._rows
         curves = self._ledger.look(lambda connection: self._curves.upto(connection, None)) if rows else {}
         seen = self._pauses() | dict.fromkeys(told, math.inf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,12 @@ class DriverOptions:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What the user gave. None means: what the ledger has stored, else the declaration's, else the default."""
+    """Says what the user asks for. None means: what the ledger has stored, else the declaration's, else the default.
+
+    sampler, strategy   a name, whose options are those stored or declared for it, or {"name": ..., option: value}
+    overrides           path -> value, or text to be read by the field's type
+    one_by_one          the paths of `overrides` that no file sets; some trial has to read each
+    """
 
     home: Home
     reference: str | None = None  # a study's name or file; None: the stored one
@@ -64,8 +69,8 @@ class RunRequest:
     workers: int | None = None
     resources: Resources = NOTHING_SAID
     scheduler: str | None = None  # of Ray Tune's
-    sampler: str | None = None
-    strategy: str | None = None
+    sampler: str | Mapping[str, Any] | None = None
+    strategy: str | Mapping[str, Any] | None = None
     order: str | None = None
     window: int | None = None
     seed: int | None = None
@@ -75,6 +80,7 @@ class RunRequest:
     listed: Sequence[Mapping[str, Any]] = ()  # {"label", "params"}: to be trained instead of what a sampler asks for
     listed_of: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    one_by_one: Collection[str] = ()
     storage: str | None = None
     checkpoints: str | None = None  # the URL of a bucket
     max_bytes: int | None = None  # what the study's checkpoints may take

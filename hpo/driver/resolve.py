@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from hpo.declaration import compatibility, imported
+from hpo.declaration import behaviour, compatibility, imported
 from hpo.declaration.budget import Budget
 from hpo.declaration.enqueue import within
 from hpo.declaration.loading import shipped
@@ -40,8 +40,8 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         ("--strategy", request.strategy, STRATEGIES),
         ("--order", request.order, ORDERS),
     ):
-        if value is not None:
-            one_of(flag, value, tuple(known))
+        if (asked := _name(value)) is not None:
+            one_of(flag, asked, tuple(known))
     if request.window is not None and request.window < 1:
         raise UserError(f"--window {request.window}: give 1 or more.")
     study = _load(request.reference, ledger) if request.reference else None
@@ -63,14 +63,14 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
         entry = lower.entry(study) if request.enqueue is None and request.warm_start is None else None
         study = study if entry is None else bare.configure(overrides, [entry])
         print(lower.notice(entry is not None), file=sys.stderr)
-    strategy = request.strategy and _strategy(request.strategy, study, stored)
+    strategy = request.strategy and _specified(request.strategy, stored.strategy if stored else {}, study.strategy)
     chosen = strategy or (stored.strategy if stored else study.strategy)
+    made = make_strategy(chosen)
     if strategy or not stored:  # what was begun so goes on
         compatibility.rungs(chosen)
     # A fold is no epoch: one says nothing of how long the others take.
     epochs = study.shape.epochs if study.shape.parts == 1 else math.inf
     strategy = settled(strategy, epochs) if strategy else None
-    made = make_strategy(chosen)
     promotes = compatibility.promotes(made, request.order)
     lanes = study.shape.lanes
     at_once = workers * lanes
@@ -100,16 +100,18 @@ def declare(request: RunRequest, ledger: Ledger | None, workers: int) -> Resolve
     given |= {"objectives": [objective.to_json() for objective in study.objectives]}
     given |= {"constraints": [one.to_json() for one in study.constraints]}
     if request.sampler is not None:
-        own = study.sampler["name"] == request.sampler
-        given |= _sampling(study.sampler if own else sampler_spec(request.sampler))
+        sampling = _specified(request.sampler, stored.sampling() if stored else {}, study.sampler)
+        given |= _sampling(sampler_spec(sampling))
     budget = Budget(request.trials, request.epochs)
     given |= compatibility.generations(made, study, request.order, request.window, budget)
-    if brought := compatibility.sampler(made, request.sampler):
+    if brought := compatibility.sampler(made, _name(request.sampler)):
         given |= _sampling(sampler_spec(brought))
     spec = defaults.model_copy(update={key: value for key, value in given.items() if value is not None})
-    if spec.sampler == "auto" and stored is None and not spec.earlier:
-        spec = spec.model_copy(update={"planned": auto.plan(study.space, request.trials)})
-    resolved = ResolvedStudy(study, spec)
+    if spec.sampler == "auto" and stored is None:
+        spec = spec.model_copy(update={"planned": auto.plan(study.space, None if spec.earlier else request.trials)})
+    used = behaviour.parts_of(study, spec.sampler, spec.strategy)
+    versions = behaviour.settle(used, stored.behaviour if stored else None)
+    resolved = ResolvedStudy(study, spec.model_copy(update={"behaviour": versions}))
     compatibility.check(resolved)
     return resolved
 
@@ -164,9 +166,13 @@ def stored_spec(ledger: Ledger, name: str, wanted: bool) -> StudySpec | None:
     return spec
 
 
-def _strategy(name: str, study: Study, stored: StudySpec | None) -> dict[str, Any]:
-    """The named strategy, with the options that the study was begun with, else those of the declaration."""
-    for known in (stored.strategy if stored else {}, study.strategy):
-        if known.get("name") == name:
-            return dict(known)
-    return {"name": name}
+def _name(asked: str | Mapping[str, Any] | None) -> str | None:
+    """Returns the name of a sampler or strategy, which may be asked for with its options."""
+    return asked["name"] if isinstance(asked, Mapping) else asked
+
+
+def _specified(asked: str | Mapping[str, Any], *known: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a sampler or strategy with its options: those of a mapping, or of the first in `known` of that name."""
+    if isinstance(asked, Mapping):
+        return dict(asked)
+    return dict(next((spec for spec in known if spec.get("name") == asked), {"name": asked}))

@@ -27,7 +27,7 @@ from hpo.driver.resolve import begun, declare, stored_spec
 from hpo.driver.signals import Signals, leave
 from hpo.errors import HpoError, NoLedger, UserError
 from hpo.ledger import Ledger, queries, tags, verify_queries
-from hpo.space.config import Raw, flatten
+from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
 from hpo.text import command, spelled
@@ -90,8 +90,7 @@ def _run(
     trackers = [settled(one) for one in trackers]
     rules.check(rules.parse_all(alerts), spec.to_json())
     placement.check(study)
-    one_by_one = [path for path, value in request.overrides.items() if isinstance(value, Raw)]
-    preflight.check(resolved, options=one_by_one, here=not elsewhere(placement.executor))
+    preflight.check(resolved, options=request.one_by_one, here=not elsewhere(placement.executor))
     data = study.check_data()
     lease_timeout = request.lease_timeout or _lease_seconds()
     home = request.home.create()

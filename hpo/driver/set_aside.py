@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.clock import Clock
+from hpo.declaration import release_0_1
 from hpo.declaration.identity import drift, identity
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.driver.open import check_home, open_study
@@ -37,6 +38,8 @@ def take_over(
     declaration has changed and no trial has a value. Raises as `open_study` and `check_home` do."""
     row = open_study(ledger, resolved, options, anew=True)
     check_home(ledger, row, options.home)
+    if release_0_1.began(row["identity"]):
+        print(release_0_1.notice(row["name"], resolved.spec.behaviour), file=sys.stderr)
     now = identity(resolved)
     changed = [] if options.allow_drift else drift(row["identity"], now, resolved.study.code)
     if changed:

@@ -87,7 +87,7 @@ def lacking(error: ModuleNotFoundError, package: str, extra: str) -> Exception:
     """The sentence that names the extra of a package that is not installed; of one that it needs itself, `error`."""
     if (error.name or "").partition(".")[0] != package:
         return error
-    return UserError(f"hpo.integrations needs {package}: pip install -e '.[{extra}]' in hpo's clone.")
+    return UserError(f"hpo.integrations needs {package}: pip install 'hpo[{extra}]'.")
 
 
 def rounds_of_epoch(every: int) -> int:

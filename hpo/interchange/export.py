@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hpo.analysis.models.checkpoints import searched
-from hpo.analysis.models.export import check_path
 from hpo.analysis.results import compare as tables
 from hpo.analysis.study_handle import StudyHandle
 from hpo.errors import UserError
@@ -109,12 +108,9 @@ def _write(path: Path, text: str) -> None:
         raise UserError(f"--to {path} cannot be written ({error.strerror}): name another file.") from error
 
 
-def check(to: str, format: str, called: str | None, *, force: bool) -> None:
-    """Raise UserError for a name where nothing is called by it, a file in a directory that is not there, and, but with
-    `force`, one that is there already and no storage, to which studies are added."""
+def check(format: str, called: str | None, *, force: bool) -> None:
+    """Raises UserError where a name is given to a file, which has none, or a study in a storage is to be replaced."""
     if force and format == "optuna":
         raise UserError("--force: a study in an Optuna storage is never replaced: give another --name or --to.")
-    if "://" not in to:
-        check_path(Path(to), force=force or format == "optuna")
     if called is not None and format != "optuna":
         raise UserError(f"--name {called}: a file has no name of its study: leave it out.")

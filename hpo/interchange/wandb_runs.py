@@ -161,7 +161,7 @@ def _records(file: Path) -> Iterator[Any]:
     try:
         from wandb.proto import wandb_internal_pb2 as messages
     except ModuleNotFoundError as error:
-        raise UserError(f"{file} needs wandb to be read: pip install -e '.[wandb]' in hpo's clone.") from error
+        raise UserError(f"{file} needs wandb to be read: pip install 'hpo[wandb]'.") from error
     from google.protobuf.message import DecodeError
 
     record: Any = getattr(messages, "Record")  # noqa: B009  # made at run time, so that no type checker sees it

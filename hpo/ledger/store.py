@@ -190,7 +190,7 @@ def _engine(url: str, create: bool) -> Engine:
         try:
             return sa.create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
         except ModuleNotFoundError as error:
-            raise UserError("PostgreSQL needs psycopg: pip install -e '.[postgres]' in hpo's clone.") from error
+            raise UserError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
     raise UserError(f"{shown} is not supported: use sqlite:///PATH or postgresql+psycopg://...")
 
 

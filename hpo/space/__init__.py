@@ -1,1 +1,1 @@
-"""What a study searches and optimizes: dimensions, typed configurations, objectives and the states of a trial."""
+"""The space that a study searches and optimizes: dimensions, typed configurations, objectives and trial states."""

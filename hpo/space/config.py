@@ -64,9 +64,8 @@ class _Loader(yaml.SafeLoader):
         if (tag := getattr(event, "tag", None)) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
-            )
+            problem = f"nested deeper than {self.max_depth} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
         self.within.append(None if alias else anchor)
         node = super().compose_node(parent, index)
@@ -81,9 +80,8 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
             if key in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} already stands in line {lines[key]}", problem_mark=mark
-                )
+                problem = f"key {key!r} already stands in line {lines[key]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             lines[key] = mark.line + 1
         return super().construct_mapping(node, deep)
 
@@ -134,12 +132,21 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
     return loaded or {}
 
 
-def parse_override(text: str) -> tuple[str, Raw]:
-    """Split `path=value`, the argument of `-o`; the value may be empty and may itself contain `=`."""
-    path, equals, value = text.partition("=")
-    if not equals or not path.strip():
+def parse_override(text: str) -> tuple[str, Any]:
+    """Splits `path=value`, the argument of `-o`; the value is a mapping where it stands in braces, else text."""
+    path, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not path:
         raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
-    return path.strip(), Raw(value.strip())
+    read = _read(value) if value.startswith("{") else value
+    return path, Raw(value) if isinstance(read, str) else read
+
+
+def _read(text: str) -> Any:
+    """Returns the YAML value, or the text itself where it is not YAML."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        return str(text)
 
 
 def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
@@ -157,7 +164,7 @@ def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
 
 
 def _unwrap(annotation: Any) -> Iterator[Any]:
-    """The alternatives of an annotation, without Annotated, aliases and Union around them."""
+    """Yields the alternatives of an annotation, without Annotated, aliases and Union around them."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _unwrap(get_args(annotation)[0])
@@ -171,33 +178,33 @@ def _unwrap(annotation: Any) -> Iterator[Any]:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    return [one for one in _unwrap(annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+    return [member for member in _unwrap(annotation) if isinstance(member, type) and issubclass(member, BaseModel)]
 
 
 def _children(annotation: Any, name: str) -> list[Any]:
-    """The annotations that field `name` has in the alternatives of `annotation`."""
-    found: list[Any] = []
-    for one in _unwrap(annotation):
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            if name in one.model_fields:
-                field = one.model_fields[name]
-                found.append(Annotated[field.annotation, field])
-        elif get_origin(one) in (dict, Mapping) or one is dict:
-            found.append((get_args(one) or (str, Any))[1])
-        elif one is Any:
-            found.append(Any)
-    return found
+    """Returns the annotations that field `name` has in the alternatives of `annotation`."""
+    children: list[Any] = []
+    for member in _unwrap(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            if name in member.model_fields:
+                field = member.model_fields[name]
+                children.append(Annotated[field.annotation, field])
+        elif get_origin(member) in (dict, Mapping) or member is dict:
+            children.append((get_args(member) or (str, Any))[1])
+        elif member is Any:
+            children.append(Any)
+    return children
 
 
 def _leaves(annotation: Any, like: str, prefix: str = "") -> Iterator[str]:
-    """The paths below `prefix`, of a dict with the entry that `like` has there: `phases.2` for `phase.2.lr`."""
+    """Yields the paths below `prefix`; a dict has the entry that `like` has there: `phases.2` for `phase.2.lr`."""
     depth, parts = prefix.count("."), like.split(".")
-    for one in _unwrap(annotation):
+    for member in _unwrap(annotation):
         fields: dict[str, Any] = {}
-        if isinstance(one, type) and issubclass(one, BaseModel):
-            fields = {name: field.annotation for name, field in one.model_fields.items()}
-        elif get_origin(one) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
-            fields = {name: get_args(one)[1] for name in parts[depth : depth + 1] if name}
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            fields = {name: field.annotation for name, field in member.model_fields.items()}
+        elif get_origin(member) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
+            fields = {name: get_args(member)[1] for name in parts[depth : depth + 1] if name}
         for name, inner in fields.items():
             yield prefix + name
             if depth < 8:
@@ -214,18 +221,15 @@ def field_type(config_type: type[BaseModel], path: str) -> Any:
         if not children:
             where = ".".join(parts[:depth]) or config_type.__name__
             what = f"{where} has no field {name!r}" if _models(annotation) else f"{where} has no fields"
-            train = (
-                "; give it train: TrainConfig = TrainConfig() (trainer.config)."
-                if parts[: depth + 1] == ["train"]
-                else "."
-            )
-            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or train}")
+            lacks_train = parts[: depth + 1] == ["train"]
+            fix = "; give it train: TrainConfig = TrainConfig() (trainer.config)." if lacks_train else "."
+            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or fix}")
         annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
     return annotation
 
 
 def check_path(config_type: type[BaseModel], path: str) -> None:
-    """Raise SpaceError, naming near paths, unless `path` leads to a field of `config_type`."""
+    """Raises SpaceError, which names similar paths, unless `path` leads to a field of `config_type`."""
     field_type(config_type, path)
 
 
@@ -235,7 +239,7 @@ def _adapter(config_type: type[BaseModel], path: str) -> TypeAdapter[Any]:
 
 
 def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
-    """Why `value` is refused by the field's type and constraints, or None where it is accepted."""
+    """Returns the reason why the field's type and constraints refuse `value`, or None where they accept it."""
     try:
         read = _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
@@ -252,12 +256,7 @@ def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
     """The JSON value meant by an override: text is read by the field's type. Raises SpaceError where none fits."""
     candidates = [value]
     if isinstance(value, str):
-        candidates = [str(value)]
-        try:
-            read = yaml.load(value, _Loader)
-            candidates.insert(0 if isinstance(value, Raw) else 1, read)
-        except yaml.YAMLError:
-            pass  # not YAML, so it can only be meant as it stands
+        candidates = [_read(value), str(value)] if isinstance(value, Raw) else [str(value), _read(value)]
     reasons = [misfit(config_type, path, candidate) for candidate in candidates]
     for candidate, reason in zip(candidates, reasons, strict=True):
         if reason is None:
@@ -273,12 +272,12 @@ def _reasons(errors: list[Any]) -> str:
         else error["msg"].removeprefix("Value error, ").rstrip(".")
         for error in errors
     )
-    told = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
-    return " or ".join(told).replace(" or input should be", " or")
+    distinct = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)
+    return " or ".join(distinct).replace(" or input should be", " or")
 
 
 def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
-    """The first mistake of a validation error: path, value and what was expected."""
+    """Returns the first mistake of a validation error: its path, its value and what was expected."""
     errors = error.errors(include_url=False)
 
     def path_of(location: tuple[int | str, ...]) -> str:
@@ -300,7 +299,7 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
             there = near(name, known) or f": there are {', '.join(known)}."
             return f"{f'{path}: ' if path else ''}there is no {name!r}{there}"
         return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
-    same = [one for one in errors if path_of(one["loc"]) == path]
+    same = [entry for entry in errors if path_of(entry["loc"]) == path]
     if not path:
         return f"{_reasons(same)}."
     if first["type"] == "missing" or isinstance(first["input"], dict):
@@ -312,12 +311,12 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
 
 
 def as_json(config: BaseModel) -> dict[str, Any]:
-    """The configuration as plain JSON values; raises as `canonical_json` does."""
+    """Returns the configuration as plain JSON values; raises as `canonical_json` does."""
     return json.loads(canonical_json(config))
 
 
 def canonical_json(config: BaseModel) -> str:
-    """The one JSON text of a configuration: sorted keys, no spaces, floats as their shortest exact decimals.
+    """Returns the canonical JSON text of a configuration: sorted keys, no spaces, floats in shortest exact decimals.
 
     Raises SpaceError for NaN and infinities, which JSON cannot hold.
     """
@@ -340,19 +339,19 @@ def _finite(value: Any) -> bool:
 
 
 def holds(whole: Json, part: Json) -> bool:
-    """Whether the JSON value `whole` has all that `part` has, and more only as further keys of objects."""
+    """Returns true where the JSON value `whole` equals `part` but for additional keys in its objects."""
     if isinstance(whole, Mapping) and isinstance(part, Mapping):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     return type(whole) is type(part) and whole == part
 
 
 def config_hash(config: BaseModel) -> str:
-    """sha256 of the canonical JSON, 64 hex digits; the same in every process."""
+    """Returns the sha256 of the canonical JSON, 64 hex digits; the same in every process."""
     return hashlib.sha256(canonical_json(config).encode()).hexdigest()
 
 
 def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
-    """The configuration that `as_json` gave. Raises SpaceError in one sentence."""
+    """Returns the configuration from the output of `as_json`. Raises SpaceError in one sentence."""
     try:
         return config_type.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
@@ -361,7 +360,7 @@ def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
 
 @lru_cache(maxsize=4096)
 def _is_tag(config_type: type[BaseModel], path: str) -> bool:
-    """Whether the field at `path` tells the alternatives of a union of models apart."""
+    """Returns true where the field at `path` tells the alternatives of a union of models apart."""
     parent, _, name = path.rpartition(".")
     models = _models(field_type(config_type, parent)) if parent else []
     return len(models) > 1 and all(
@@ -370,10 +369,10 @@ def _is_tag(config_type: type[BaseModel], path: str) -> bool:
 
 
 def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration's JSON with values set at dotted paths, parents before their parts.
+    """Returns a copy of a configuration's JSON with values set at dotted paths, parents before their parts.
 
-    Choosing another alternative of a tagged union (`train.optim.name`) starts from that alternative's defaults:
-    what stood there belonged to the old one.
+    Choosing another alternative of a tagged union (`train.optim.name`) starts from that alternative's defaults: the
+    earlier values belonged to the old one.
     """
     data = json.loads(json.dumps(data))
 
@@ -391,7 +390,7 @@ def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[s
 
 
 def apply(config: Config, values: Mapping[str, Any]) -> Config:
-    """A new configuration with JSON values, or text to be read by the field's type, at dotted paths.
+    """Returns a new configuration with JSON values, or text that is read by the field's type, at dotted paths.
 
     Raises SpaceError naming the path, the value and what was expected.
     """

@@ -1,4 +1,4 @@
-"""The base of a search space's dimensions: what a coordinate is, and how it becomes a value.
+"""The base of a search space's dimensions, which turn coordinates into values.
 
 A dimension has a coordinate, which a sampler draws, and a value, which a configuration gets. They differ where the
 coordinate has a scale of its own: the exponent of a power of two, the index of an option, a point of the unit
@@ -27,15 +27,15 @@ _SPREAD = 0.1  # the standard deviation of draws around a prior, as a share of t
 
 @dataclass(frozen=True)
 class Dimension(ABC):
-    """What all dimensions share.
+    """The base class of all dimensions.
 
     tier       1 matters most; `--tier N` searches the dimensions up to N and leaves the others as they are configured.
     when       {path: value or several values}: active only while every named dimension or field has one of them.
     prior      the value that is believed to be good, around which random draws gather; see `guided`.
     strength   the share of draws that follow the prior, the others being uniform: above 0, at most 1.
 
-    `relative`, which a Space sets where its rules say so, makes the coordinate a point of the unit interval, among the
-    values that are left where the dimension stands.
+    `relative`, which a Space sets where its rules need it, makes the coordinate a point of the unit interval, among the
+    values that the rules leave for the dimension.
     """
 
     tier: int = field(default=1, kw_only=True)
@@ -45,8 +45,8 @@ class Dimension(ABC):
     relative: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            object.__setattr__(self, one.name, plain(getattr(self, one.name)))
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
 
     @cached_property
     def conditions(self) -> dict[str, tuple[Any, ...]]:
@@ -57,12 +57,12 @@ class Dimension(ABC):
 
     @property
     def divisor(self) -> str | None:
-        """The path of what every value must be a multiple of."""
+        """Returns the path of the number that must divide every value, or None."""
         return None
 
     @property
     def named(self) -> set[str]:
-        """The dimensions and fields that its conditions and its divisor name."""
+        """Returns the paths that its conditions and its divisor name."""
         return {*self.conditions, *([self.divisor] if self.divisor else [])}
 
     @property
@@ -72,10 +72,10 @@ class Dimension(ABC):
     @property
     @abstractmethod
     def count(self) -> float:
-        """How many values there are, divisors apart; infinite without a step."""
+        """Returns the number of values, whatever the divisor; infinite without a step."""
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with the declaration itself, in words that follow the dimension's name."""
+        """Yields the mistakes of the declaration, in words that follow the dimension's name."""
         if not is_number(self.tier, int) or self.tier < 1:
             yield f"tier={quoted(self.tier)} must be a whole number from 1"
         yield from (f"when names no value for {path!r}" for path, values in self.conditions.items() if not values)
@@ -84,13 +84,13 @@ class Dimension(ABC):
 
     @abstractmethod
     def from_unit(self, u: float) -> Any:
-        """The coordinate at `u` in [0, 1]."""
+        """Returns the coordinate at `u` in [0, 1]."""
 
     def guided(self, u: float) -> Any:
-        """The coordinate at `u` in [0, 1] where the prior counts: a mixture, as in Mallik et al. 2023 ("PriorBand").
+        """Returns the coordinate at `u` in [0, 1] of a mixture with the prior, as in Mallik et al. 2023 ("PriorBand").
 
-        With probability `strength` the prior's option, or a normal draw around the prior, its standard deviation a
-        tenth of the (logarithmic) range, cut off at the ends; else uniform.
+        With probability `strength` it is the prior's option, or a normal draw around the prior, cut off at the ends,
+        with a tenth of the (logarithmic) range as its standard deviation; else it is uniform.
         """
         if self.prior is None:
             return self.from_unit(u)
@@ -105,14 +105,14 @@ class Dimension(ABC):
 
     @abstractmethod
     def to_unit(self, coordinate: Any) -> float:
-        """A point of [0, 1] that `from_unit` takes to the coordinate: the middle of those that it does."""
+        """Returns the middle of the points of [0, 1] that `from_unit` maps to the coordinate."""
 
     @abstractmethod
     def value(self, coordinate: Any, divisor: int = 1) -> Any:
-        """The parameter at a coordinate."""
+        """Returns the parameter at a coordinate."""
 
     def holds(self, coordinate: Any) -> bool:
-        """Whether a sampler could draw it."""
+        """Returns true where a sampler could draw the coordinate."""
         kind, *rest = self.coordinate
         if kind == "choice":
             return coordinate in range(rest[0])
@@ -120,23 +120,23 @@ class Dimension(ABC):
         return low <= coordinate <= high and (kind != "int" or (coordinate - low) % step == 0)
 
     def locate(self, coordinate: Any, value: Any, divisor: int = 1) -> Any:
-        """The coordinate of `value`, which an older form of the dimension had at `coordinate`; None if it has none."""
+        """Returns the coordinate of `value`, which an older form of the dimension had at `coordinate`, or None."""
         return coordinate if self.holds(coordinate) and self.value(coordinate, divisor) == value else None
 
     @abstractmethod
     def at(self, value: Any, divisor: int = 1) -> Any:
-        """A coordinate of `value`; None where the dimension does not hold it."""
+        """Returns a coordinate of `value`; None where the dimension does not hold it."""
 
     @abstractmethod
     def extremes(self, divisor: int = 1) -> Sequence[Any]:
-        """Values that the field must accept for all to be acceptable."""
+        """Returns values such that the field accepts all values if it accepts these."""
 
     @abstractmethod
     def grid(self, points: int, divisor: int = 1) -> Sequence[Any]:
-        """Coordinates of a grid: every value where there is a step, else `points` evenly spread ones."""
+        """Returns the coordinates of a grid: every value where there is a step, else `points` evenly spread ones."""
 
     def set_relative(self, relative: bool) -> Self:
-        """The same dimension, its coordinate made relative or not."""
+        """Returns the same dimension with its coordinate made relative or not."""
         return self if self.relative == relative else self._changed(relative)
 
     def _changed(self, relative: bool, **changes: Any) -> Self:
@@ -146,17 +146,17 @@ class Dimension(ABC):
 
     @property
     def span(self) -> str:
-        """What it can be, in words."""
+        """Returns the possible values in words."""
         return ""
 
     @abstractmethod
     def may_be(self, value: Any) -> bool:
-        """Whether the dimension can take `value`; asked of what a condition names."""
+        """Returns true where the dimension can take `value`, which a condition names."""
 
     def describe(self) -> dict[str, Any]:
-        """The declaration as JSON values."""
+        """Returns the declaration as JSON values."""
         shared = [f.name for f in fields(Dimension)]
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
+        specific = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
         when = {path: sorted(values, key=repr) for path, values in sorted(self.conditions.items())}
         prior = {} if self.prior is None else {"prior": self.prior, "strength": self.strength}
-        return {"type": type(self).__name__, **own, "tier": self.tier, "when": when, **prior}
+        return {"type": type(self).__name__, **specific, "tier": self.tier, "when": when, **prior}

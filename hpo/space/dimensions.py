@@ -62,7 +62,7 @@ class Float(Dimension):
         return (Decimal(repr(self.high)) - Decimal(repr(self.low))) / Decimal(repr(self.step))
 
     def _at(self, k: int) -> float:
-        """low + k step in decimal, so that 0.1 + 2 * 0.1 is 0.3."""
+        """Returns low + k step, computed in decimal so that 0.1 + 2 * 0.1 is 0.3."""
         return float(Decimal(repr(self.low)) + k * Decimal(repr(self.step)))
 
     def between(self, low: float, high: float) -> Float | None:
@@ -102,7 +102,7 @@ class Float(Dimension):
         return float(coordinate) if self.step is None else self._at(round((coordinate - self.low) / self.step))
 
     def _rounded(self, value: float) -> float:
-        """To 12 digits, within the range, so that a value with as many has a coordinate which leads back to it."""
+        """Rounds to 12 digits, within the range, so that a value of 12 digits has a coordinate that decodes to it."""
         return min(max(float(f"{value:.12g}"), float(self.low)), float(self.high)) if self.step is None else value
 
     def at(self, value: Any, divisor: int = 1) -> float | None:
@@ -110,9 +110,9 @@ class Float(Dimension):
         if not self.may_be(value):
             return None
         coordinate = self._place(float(value)) if self.relative else float(value)
-        found = self.value(coordinate)
-        alike = math.isclose(found, value, rel_tol=1e-11) if self.relative else found == value
-        return (coordinate if self.relative else found) if alike else None
+        decoded = self.value(coordinate)
+        alike = math.isclose(decoded, value, rel_tol=1e-11) if self.relative else decoded == value
+        return (coordinate if self.relative else decoded) if alike else None
 
     def extremes(self, divisor: int = 1) -> Sequence[float]:
         return float(self.low), float(self.high)
@@ -195,7 +195,7 @@ class Int(Dimension):
                     yield f"{name}={value} is not a power of two"
 
     def allowed(self, divisor: int = 1) -> Sequence[int]:
-        """All values that `divisor` divides, ascending."""
+        """Returns all values that `divisor` divides, ascending."""
         if self.powers_of_two:
             exponents = range(self.low.bit_length() - 1, self.high.bit_length())
             return [1 << exponent for exponent in exponents if not (1 << exponent) % divisor]
@@ -207,8 +207,8 @@ class Int(Dimension):
         """The part of the range within [low, high], by the same steps; None where nothing is left."""
         allowed = self.allowed()
         first, last = bisect_left(allowed, low - 1e-9 * abs(low)), bisect_right(allowed, high + 1e-9 * abs(high))
-        found = allowed[first:last]
-        return self._changed(self.relative, low=found[0], high=found[-1], prior=None) if found else None
+        part = allowed[first:last]
+        return self._changed(self.relative, low=part[0], high=part[-1], prior=None) if part else None
 
     def from_unit(self, u: float) -> Any:
         if self._in_unit:

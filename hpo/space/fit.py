@@ -11,20 +11,20 @@ from pydantic import BaseModel
 from hpo.errors import SpaceError
 from hpo.space.config import as_json, check_path, flatten, misfit
 from hpo.space.dimensions import Choice, Int
-from hpo.space.mistakes import told
+from hpo.space.mistakes import raise_all
 from hpo.space.space import Space
 from hpo.space.values import LISTED
 from hpo.text import near
 
-DRAWS = 256  # of a point at which all rules hold, before it is said that there is none
+DRAWS = 256  # random points of which at least one must keep all rules
 
 
 def check(space: Space, config: BaseModel) -> None:
-    """Raise SpaceError, which names every mistake, unless every path, reference, rule and reachable value fits the
+    """Raises SpaceError, which names every mistake, unless every path, reference, rule and reachable value fits the
     configuration's type."""
     config_type, fixed = type(config), flatten(as_json(config))
-    told(mistake for path in space.paths for mistake in _of_dimension(space, config_type, path, fixed))
-    told(_of_rules(space, config_type))
+    raise_all(mistake for path in space.paths for mistake in _of_dimension(space, config_type, path, fixed))
+    raise_all(_of_rules(space, config_type))
     if not space.rules:
         return
     draw = Random(0)
@@ -35,7 +35,7 @@ def check(space: Space, config: BaseModel) -> None:
 
 
 def _of_dimension(space: Space, config_type: type[BaseModel], path: str, fixed: Mapping[str, Any]) -> Iterator[str]:
-    """The first mistake of a dimension."""
+    """Yields the first mistake of a dimension, if it has any."""
     try:
         check_path(config_type, path)
         for reference in sorted(space.dimensions[path].named):
@@ -86,7 +86,7 @@ def _check_values(space: Space, config_type: type[BaseModel], path: str, divisor
 
 
 def _divisors(space: Space, path: str, fixed: Mapping[str, Any]) -> Iterator[int]:
-    """Every divisor that may meet the dimension; 1 where it has none. Raises SpaceError where one is no divisor."""
+    """Yields every divisor that the dimension may meet; 1 without any. Raises SpaceError for one that cannot divide."""
     reference = space.dimensions[path].divisor
     if reference is None:
         yield 1
@@ -105,8 +105,8 @@ def _divisors(space: Space, path: str, fixed: Mapping[str, Any]) -> Iterator[int
     elif source is not None:
         raise SpaceError(f"{path}: multiple_of={reference!r} must name whole numbers, not a {type(source).__name__}.")
     # The field's own value counts where no dimension sets it, also while that dimension is inactive.
-    own = {**space.dimensions[path].conditions}
-    if source is None or any(own.get(key) != allowed for key, allowed in source.conditions.items()):
+    conditions = space.dimensions[path].conditions
+    if source is None or any(conditions.get(key) != allowed for key, allowed in source.conditions.items()):
         values.append([fixed.get(reference)])
     for value in (value for group in values for value in group):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -11,13 +11,13 @@ from trainer.files import durable
 
 
 def json_sha256(data: Any) -> str:
-    """sha256 of plain JSON, whatever the order of its keys."""
+    """Returns the sha256 of plain JSON, whatever the order of its keys."""
     return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def tree_sha256(path: Path, pattern: str) -> str:
-    """sha256 of a file, or over the names and contents of the files below a directory."""
+    """Returns the sha256 of a file, or over the names and contents of the files below a directory."""
     if not path.is_dir():
         return durable.sha256(path)
-    files = sorted(one for one in path.rglob(pattern) if one.is_file())
-    return json_sha256({str(one.relative_to(path)): durable.sha256(one) for one in files})
+    files = sorted(entry for entry in path.rglob(pattern) if entry.is_file())
+    return json_sha256({str(file.relative_to(path)): durable.sha256(file) for file in files})

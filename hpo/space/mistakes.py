@@ -1,4 +1,4 @@
-"""Tells all mistakes of a declaration at once, so that a user mends them in one go."""
+"""Reports all mistakes of a declaration at once, so that a user can correct them in one go."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 from hpo.errors import SpaceError
 
-_MOST = 12  # told of one declaration
+_MOST = 12  # shown of one declaration
 
 
-def told(mistakes: Iterable[str]) -> None:
-    """Raise SpaceError with a sentence for each mistake, a line for each where there are several; none, and nothing."""
-    found = list(dict.fromkeys(mistakes))
-    if not found:
+def raise_all(mistakes: Iterable[str]) -> None:
+    """Raises SpaceError with a sentence for each mistake, each on its line if there are several; returns if none."""
+    sentences = list(dict.fromkeys(mistakes))
+    if not sentences:
         return
-    more = [f"({len(found) - _MOST} more)"] if len(found) > _MOST else []
-    if len(found) == 1:
-        raise SpaceError(found[0])
-    raise SpaceError("\n".join([f"{len(found)} mistakes:", *(f"  {one}" for one in found[:_MOST]), *more]))
+    more = [f"({len(sentences) - _MOST} more)"] if len(sentences) > _MOST else []
+    if len(sentences) == 1:
+        raise SpaceError(sentences[0])
+    shown = [f"  {sentence}" for sentence in sentences[:_MOST]]
+    raise SpaceError("\n".join([f"{len(sentences)} mistakes:", *shown, *more]))

@@ -64,37 +64,38 @@ class Constraint:
         return asdict(self)
 
     def violation(self, value: float) -> float:
-        """By how much a finite value is beyond the bounds, as a share of the bound (itself where that is 0); 0 or less
-        where it keeps to them."""
+        """Returns by how much a finite value exceeds the bounds, as a share of the bound (as it is for a bound of 0);
+        0 or less within them."""
         beyond = [] if self.upper is None else [(value - self.upper) / (abs(self.upper) or 1.0)]
         beyond += [] if self.lower is None else [(self.lower - value) / (abs(self.lower) or 1.0)]
         return max(beyond)
 
     def broken_by(self, value: float) -> str:
-        """A clause on a value beyond the bounds."""
+        """Returns a clause about a value beyond the bounds."""
         above = self.upper is not None and value > self.upper
         bound = self.upper if above else self.lower
         return f"{self.metric} {value:g} is {'above' if above else 'below'} {bound:g}"
 
 
 def check_judged(where: str, objectives: Sequence[Any], constraints: Sequence[Any]) -> None:
-    """Raise StudyError, which begins with `where`, unless a study can be judged by these."""
-    if not objectives or not all(isinstance(one, Objective) for one in objectives):
+    """Raises StudyError, which begins with `where`, unless a study can be judged by these."""
+    if not objectives or not all(isinstance(objective, Objective) for objective in objectives):
         raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
-    if not all(isinstance(one, Constraint) for one in constraints):
+    if not all(isinstance(constraint, Constraint) for constraint in constraints):
         raise StudyError(f"{where}: constraints={constraints!r} must be a list of Constraints.")
-    metrics = [one.metric for one in objectives]
+    metrics = [objective.metric for objective in objectives]
     if twice := [metric for metric in metrics if metrics.count(metric) > 1]:
         raise StudyError(f"{where} has the objective {twice[0]!r} twice; leave one of them out.")
-    for one in objectives[1:]:
-        if one.select == "best":
+    for objective in objectives[1:]:
+        if objective.select == "best":
             raise StudyError(
-                f"{where}: objective {one.metric!r} has select='best', but all values of a trial are of one epoch, "
-                "chosen by the first objective: put it first, or leave its select."
+                f"{where}: objective {objective.metric!r} has select='best', but all values of a trial are of one "
+                "epoch, chosen by the first objective: put it first, or leave its select."
             )
 
 
 def hold_out_of(metric: str) -> str | None:
-    """What no trial is selected by that stands beside `metric`: `test/x` of `val/x`, None of any other."""
+    """Returns the metric on held-out data beside `metric`, by which no trial is selected: `test/x` for `val/x`, or
+    None."""
     area, slash, rest = metric.partition("/")
     return f"test/{rest}" if slash and area == "val" else None

@@ -1,8 +1,8 @@
 """Rules between the fields of a configuration, such as `model.low <= model.high`, as text.
 
 A rule is a comparison of dotted paths and numbers by + - * / // % ** and abs, min, max, or several joined by `and`,
-`or`, `not`. One that is linear, as an order or a bounded sum is, tells between which values a field lies once those
-before it are known (`narrowed`), so that a space keeps to it by construction. Any other can only be asked (`fault`).
+`or`, `not`. A linear rule, such as an order or a bounded sum, gives the range of a field once the fields before it are
+known (`narrowed`), so that a space keeps to it by construction. Any other can only be checked afterwards (`fault`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _GAP = 1e-6  # by how much of a step a strict bound is passed
 
 @dataclass(frozen=True)
 class Inequality:
-    """sum of coefficients[path] * value <= bound, or < where it is strict."""
+    """The inequality: sum of coefficients[path] * value <= bound, or < where it is strict."""
 
     coefficients: Mapping[str, float]
     bound: float
@@ -41,7 +41,7 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that was read: the paths it names, in their order, and what it says where it is linear, else nothing."""
+    """A rule that was read: the paths that it names, in their order, and its inequalities where it is linear."""
 
     text: str
     paths: tuple[str, ...]
@@ -49,8 +49,8 @@ class Rule:
     code: Any
 
     def fault(self, values: Mapping[str, Any]) -> str:
-        """A clause that says how `values`, by path, break the rule; empty where they keep to it, or lack a field that
-        it names: then it asks nothing."""
+        """Returns a clause that says how `values`, by path, break the rule; empty where they keep to it, or lack a
+        field that it names, since it then asks nothing."""
         if not all(path in values for path in self.paths):
             return ""
         named = {_placeholder(place): values[path] for place, path in enumerate(self.paths)}
@@ -63,7 +63,7 @@ class Rule:
 
 
 def parsed(text: object) -> Rule:
-    """The rule that a text states. Raises SpaceError in one sentence where it states none."""
+    """Reads the rule that a text states. Raises SpaceError in one sentence where it states none."""
     if not isinstance(text, str) or not text.strip():
         raise SpaceError(f"rule {text!r} must be a text such as 'model.low <= model.high'.")
     paths: dict[str, str] = {}
@@ -107,13 +107,13 @@ def _negated(node: ast.expr) -> bool:
 
 
 def _inequalities(node: ast.expr, known: Mapping[str, str]) -> list[Inequality] | None:
-    """What a comparison, or several joined by `and`, says; None where it is not linear."""
+    """Returns the inequalities of a comparison, or of several joined by `and`; None where one is not linear."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         parts = [_inequalities(value, known) for value in node.values]
-        return None if None in parts else [one for part in parts for one in part or ()]
+        return None if None in parts else [inequality for part in parts for inequality in part or ()]
     if not isinstance(node, ast.Compare):
         return None
-    found: list[Inequality] = []
+    inequalities: list[Inequality] = []
     sides = [node.left, *node.comparators]
     for left, right, op in zip(sides, sides[1:], node.ops, strict=False):
         less, more = _terms(left, known), _terms(right, known)
@@ -121,10 +121,10 @@ def _inequalities(node: ast.expr, known: Mapping[str, str]) -> list[Inequality] 
             return None
         strict = isinstance(op, ast.Lt | ast.Gt)
         if not isinstance(op, ast.Gt | ast.GtE):
-            found.append(_at_most(less, more, strict))
+            inequalities.append(_at_most(less, more, strict))
         if not isinstance(op, ast.Lt | ast.LtE):
-            found.append(_at_most(more, less, strict))
-    return found
+            inequalities.append(_at_most(more, less, strict))
+    return inequalities
 
 
 _ONE = ""  # the path of the constant among the terms of a sum
@@ -142,7 +142,7 @@ def _sum(first: _Terms, second: _Terms, factor: float) -> _Terms:
 
 
 def _terms(node: ast.expr, known: Mapping[str, str]) -> _Terms | None:
-    """A sum as path -> factor; None where it is none."""
+    """Returns a sum as path -> factor; None for an expression that is not a linear sum."""
     if isinstance(node, ast.Constant):
         value = node.value
         return {_ONE: float(value)} if isinstance(value, int | float) and not isinstance(value, bool) else None
@@ -171,22 +171,22 @@ def _terms(node: ast.expr, known: Mapping[str, str]) -> _Terms | None:
 def narrowed(
     path: str, rules: Sequence[Rule], dimensions: Mapping[str, Number], known: Mapping[str, Any]
 ) -> Number | None:
-    """The part of the dimension at `path` from which every other one that is not `known` can still keep to the linear
-    rules; None where nothing is left.
+    """Returns the part of the dimension at `path` that lets every other dimension that is not `known` still keep to the
+    linear rules; None where nothing is left.
 
-    By bounds propagation (Apt 2003, "Principles of Constraint Programming", section 6.4), exact for orders and for a
-    sum by itself."""
-    free: dict[str, Number] = {other: one for other, one in dimensions.items() if other not in known}
+    It uses bounds propagation (Apt 2003, "Principles of Constraint Programming", section 6.4), which is exact for
+    orders and for a sum by itself."""
+    free: dict[str, Number] = {other: dimension for other, dimension in dimensions.items() if other not in known}
     inequalities = [
-        one
+        inequality
         for rule in rules
-        for one in rule.inequalities
-        if all(other in free or isinstance(known.get(other), int | float) for other in one.coefficients)
+        for inequality in rule.inequalities
+        if all(other in free or isinstance(known.get(other), int | float) for other in inequality.coefficients)
     ]
     for _ in range(_SWEEPS):
         before = dict(free)
-        for one in inequalities:
-            for other, low, high in _bounds(one, free, known):
+        for inequality in inequalities:
+            for other, low, high in _bounds(inequality, free, known):
                 if (part := free[other].between(low, high)) is None:
                     return None
                 if (part.low, part.high) != (free[other].low, free[other].high):
@@ -197,50 +197,52 @@ def narrowed(
 
 
 def _bounds(
-    one: Inequality, free: Mapping[str, Number], known: Mapping[str, Any]
+    inequality: Inequality, free: Mapping[str, Number], known: Mapping[str, Any]
 ) -> Iterator[tuple[str, float, float]]:
-    """Of each free field of an inequality the values that the others leave it."""
+    """Yields (path, low, high) for each free field of an inequality: the range that the other fields leave for it."""
     least = {
         path: factor * (known[path] if path not in free else free[path].low if factor > 0 else free[path].high)
-        for path, factor in one.coefficients.items()
+        for path, factor in inequality.coefficients.items()
     }
-    for path, factor in one.coefficients.items():
+    for path, factor in inequality.coefficients.items():
         if path not in free:
             continue
-        limit = (one.bound - sum(value for other, value in least.items() if other != path)) / factor
-        if one.strict:
+        limit = (inequality.bound - sum(value for other, value in least.items() if other != path)) / factor
+        if inequality.strict:
             limit = _inside(free[path], limit, -math.inf if factor > 0 else math.inf)
         yield (path, -math.inf, limit) if factor > 0 else (path, limit, math.inf)
 
 
 def _inside(dimension: Number, limit: float, towards: float) -> float:
-    """The next value to `limit` on one side of it, as far as the dimension's steps tell values apart."""
+    """Returns the next value to `limit` on one side of it, as far as the dimension's steps tell values apart."""
     if dimension.step is None:
         return math.nextafter(limit, towards)
     return limit + math.copysign(_GAP * max(dimension.step, abs(limit) * 1e-2), towards)
 
 
 def members(rules: Sequence[Rule], dimensions: Mapping[str, Any]) -> dict[str, list[Rule]]:
-    """Path -> the linear rules that are kept to by construction and decide over the dimension there, its own and those
-    that hang together with them. Of such a rule each dimension is a range of numbers, not the multiple of another
-    field, and all are active under the same conditions.
+    """Returns, by path, the linear rules that are kept by construction and decide over the dimension there: the rules
+    that name it and those that share dimensions with these.
+
+    In such a rule each dimension is a range of numbers, not the multiple of another field, and all are active under the
+    same conditions.
     """
-    found: dict[str, list[Rule]] = {}
+    deciding: dict[str, list[Rule]] = {}
     for rule in rules:
-        own = [path for path in rule.paths if path in dimensions]
-        plain = all(isinstance(dimensions[path], Float | Int) and dimensions[path].divisor is None for path in own)
-        same = all(dimensions[path].conditions == dimensions[own[0]].conditions for path in own)
-        if rule.inequalities and plain and same and own:
-            together = [rule, *(other for path in own for other in found.get(path, ()))]
+        paths = [path for path in rule.paths if path in dimensions]
+        plain = all(isinstance(dimensions[path], Float | Int) and dimensions[path].divisor is None for path in paths)
+        same = all(dimensions[path].conditions == dimensions[paths[0]].conditions for path in paths)
+        if rule.inequalities and plain and same and paths:
+            together = [rule, *(other for path in paths for other in deciding.get(path, ()))]
             together = list({id(other): other for other in together}.values())
             for path in {path for other in together for path in other.paths if path in dimensions}:
-                found[path] = together
-    return found
+                deciding[path] = together
+    return deciding
 
 
 def nearest(value: float, low: float, high: float, keeps: Callable[[float], bool]) -> float:
-    """`value`, or one that differs from it by some of its last bits and `keeps` what rounding has broken; itself where
-    none does."""
+    """Returns `value`, or a float that differs from it in the last bits and for which `keeps` is true, where rounding
+    has broken a rule; `value` itself where there is none."""
     for towards in (low, high):
         tried = value
         for _ in range(16):

@@ -24,7 +24,7 @@ from hpo.errors import SpaceError
 from hpo.space.config import as_json, flatten
 from hpo.space.dimension import Coordinate, Dimension
 from hpo.space.dimensions import Bool, Choice, Float, Int
-from hpo.space.mistakes import told
+from hpo.space.mistakes import raise_all
 from hpo.space.rules import Rule, members, narrowed, nearest, parsed
 from hpo.space.values import LISTED, among
 from hpo.text import near
@@ -47,8 +47,8 @@ class Space:
     rules: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        told(self._mistakes())
-        dimensions = {path: one.set_relative(path in self._solved) for path, one in self.dimensions.items()}
+        raise_all(self._mistakes())
+        dimensions = {path: dimension.set_relative(path in self._solved) for path, dimension in self.dimensions.items()}
         object.__setattr__(self, "dimensions", dimensions)
         _ = self.order
 
@@ -77,16 +77,17 @@ class Space:
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """All paths, sorted: the order of the unit cube's axes."""
+        """Returns all paths, sorted: the order of the unit cube's axes."""
         return tuple(sorted(self.dimensions))
 
     @cached_property
     def _references(self) -> dict[str, set[str]]:
-        """Path -> the paths of dimensions and fields it depends on."""
-        found = {path: dimension.named for path, dimension in self.dimensions.items()}
-        for path, rules in self._solved.items():  # on what stands before it in the order of `paths`
-            found[path] |= {other for rule in rules for other in rule.paths if other < path and other in self._solved}
-        return found
+        """Returns, by path, the paths of the dimensions and fields that the dimension there depends on."""
+        references = {path: dimension.named for path, dimension in self.dimensions.items()}
+        for path, rules in self._solved.items():  # by its rules it depends on those before it in the order of `paths`
+            solved = {other for rule in rules for other in rule.paths if other in self._solved}
+            references[path] |= {other for other in solved if other < path}
+        return references
 
     @cached_property
     def rules_read(self) -> tuple[Rule, ...]:
@@ -94,11 +95,11 @@ class Space:
 
     @cached_property
     def _solved(self) -> dict[str, list[Rule]]:
-        """Path -> the rules that are kept to where the dimension there is decoded."""
+        """Returns, by path, the rules that are kept while the dimension there is decoded."""
         return members(self.rules_read, self.dimensions)
 
     def references(self, path: str) -> set[str]:
-        """The dimensions and fields that the dimension at `path` depends on."""
+        """Returns the paths of the dimensions and fields that the dimension at `path` depends on."""
         return self._references[path]
 
     @cached_property
@@ -107,7 +108,7 @@ class Space:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Paths, what is referred to before what refers to it."""
+        """Returns the paths in an order in which each comes after those that it depends on."""
         graph = {path: sorted(self._references[path]) for path in self.paths}
         try:
             order = tuple(TopologicalSorter(graph).static_order())
@@ -117,13 +118,13 @@ class Space:
 
     @cached_property
     def coordinates(self) -> dict[str, Coordinate]:
-        """Path -> what a sampler sees, for every dimension in the order of `paths`; the same for every trial."""
+        """Returns, by path, the coordinates that a sampler sees, in the order of `paths`; the same for every trial."""
         return {path: self.dimensions[path].coordinate for path in self.paths}
 
     # --- A part of the space
 
     def pinned(self, paths: Iterable[str]) -> Space:
-        """The space without the dimensions at `paths`, below them or above them."""
+        """Returns the space without the dimensions at `paths`, below them or above them."""
         fixed = [f"{path}." for path in paths]
 
         def meets(path: str) -> bool:
@@ -134,8 +135,8 @@ class Space:
         )
 
     def upto(self, tier: int) -> Space:
-        """The space without the dimensions of a higher tier. Raises SpaceError where none is left, or there is no such
-        tier."""
+        """Returns the space without the dimensions of a higher tier. Raises SpaceError where none is left, and for a
+        tier above the highest."""
         kept = {path: dimension for path, dimension in self.dimensions.items() if dimension.tier <= tier}
         if not kept and self.dimensions:
             lowest = min(dimension.tier for dimension in self.dimensions.values())
@@ -146,9 +147,9 @@ class Space:
         return Space(kept, self.fixed, self.rules)
 
     def bound(self, config: BaseModel) -> Space:
-        """The space within one configuration: fields that are no dimensions have the configuration's values.
+        """Returns the space within one configuration, whose values all fields have that are not dimensions.
 
-        Dimensions whose conditions those values rule out are gone. A field that the configuration's chosen
+        It lacks the dimensions whose conditions these values rule out. A field that the configuration's chosen
         alternative lacks fulfils no condition.
         """
         values = flatten(as_json(config))
@@ -175,17 +176,18 @@ class Space:
     # --- Coordinates and parameters
 
     def from_unit(self, u: Sequence[float]) -> dict[str, Any]:
-        """Coordinates at a point of the unit cube, `u: [len(paths)]`."""
+        """Returns the coordinates at a point of the unit cube, `u: [len(paths)]`."""
         return {path: self.dimensions[path].from_unit(float(x)) for path, x in zip(self.paths, u, strict=True)}
 
     def guided(self, u: Sequence[float]) -> dict[str, Any]:
-        """Coordinates at a point of the unit cube where priors count."""
+        """Returns the coordinates at a point of the unit cube where priors count."""
         return {path: self.dimensions[path].guided(float(x)) for path, x in zip(self.paths, u, strict=True)}
 
     def encode(self, params: Mapping[str, Any], rest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
-        """Coordinates that decode to `params`; what these leave open lies where it does in `rest`.
+        """Returns coordinates that decode to `params`; dimensions that `params` lacks keep their coordinates of `rest`.
 
-        Raises SpaceError for a value that its dimension does not hold, and, if `strict`, where one is inactive there.
+        Raises SpaceError for a value that its dimension does not hold, and, if `strict`, for one of an inactive
+        dimension.
         """
         coordinates, known = dict(rest), dict[str, Any]()
         for path in self.order:
@@ -205,7 +207,7 @@ class Space:
         return {path: coordinates[path] for path in self.paths}
 
     def decode(self, coordinates: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The parameters at `coordinates`: path -> JSON value, active dimensions only, in the order of `paths`.
+        """Returns the parameters at `coordinates`: path -> JSON value, active dimensions only, in the order of `paths`.
 
         `fixed` gives the values of fields that conditions and divisors name, by default those of `bound`.
         """
@@ -218,13 +220,13 @@ class Space:
         return {path: params[path] for path in self.paths if path in params}
 
     def retained(self, coordinates: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-        """The coordinates of a trial with `params` that may be older than this space, as far as they are of it.
+        """Returns those coordinates of a trial with `params`, which may be older than this space, that fit this space.
 
-        A dimension that is new since, that has lost the trial's value, or is no longer active or inactive as it was
-        there, has none; an option has the index it has now.
+        A dimension has none if it is newer than the trial, no longer has the trial's value, or is active where it was
+        inactive, or the reverse. An option has its present index.
         """
         known = {path: value for path, value in params.items() if path in self.dimensions}
-        found: dict[str, Any] = {}
+        fitting: dict[str, Any] = {}
         for path in (path for path in self.paths if path in coordinates):
             dimension, coordinate = self.dimensions[path], coordinates[path]
             if self._active(dimension, known, self.fixed) != (path in known):
@@ -234,8 +236,8 @@ class Space:
                 there, divisor = self._there(path, before, self.fixed)
                 coordinate = there.locate(coordinate, known[path], divisor)
             if coordinate is not None and dimension.holds(coordinate):
-                found[path] = coordinate
-        return found
+                fitting[path] = coordinate
+        return fitting
 
     def _active(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
         return all(
@@ -248,13 +250,13 @@ class Space:
         return 1 if path is None else params[path] if path in params else fixed[path]
 
     def there(self, path: str, params: Mapping[str, Any]) -> tuple[Dimension, int]:
-        """The dimension at `path` with the values that rules leave it where `params` stand, and their divisor, 1 where
-        they are no multiples."""
+        """Returns the dimension at `path` with the values that the rules leave for it beside `params`, and their
+        divisor, which is 1 where they need not be multiples."""
         before = {other: params[other] for other in self._references[path] & params.keys()}
         return self._there(path, before, self.fixed)
 
     def _there(self, path: str, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Dimension, int]:
-        """`before` has no parameter that stands behind the dimension in `order`."""
+        """Does the work of `there`; `before` has only parameters that precede the dimension in `order`."""
         dimension = self.dimensions[path]
         divisor = self._divisor(dimension, before, fixed)
         if (rules := self._solved.get(path)) is None:
@@ -264,7 +266,7 @@ class Space:
         return narrowed(path, rules, numbers, self._fields(before, fixed)) or dimension, divisor
 
     def _value(self, path: str, coordinate: Any, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
-        """The parameter at a coordinate, where `before` stands."""
+        """Returns the parameter at a coordinate, beside the parameters `before` it."""
         dimension, divisor = self._there(path, before, fixed)
         value, rules = dimension.value(coordinate, divisor), self._solved.get(path, ())
         if not rules or not isinstance(dimension, Float) or dimension.step is not None:
@@ -277,7 +279,7 @@ class Space:
         return nearest(value, dimension.low, dimension.high, keeps)
 
     def fault(self, params: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> str:
-        """A clause that says which rule parameters, as `decode` gives them, break; empty where they keep to all."""
+        """Returns a clause that says which rule the decoded parameters break; empty where they keep to all."""
         values = self._fields(params, self.fixed if fixed is None else fixed)
         return next((fault for rule in self.rules_read if (fault := rule.fault(values))), "")
 
@@ -285,33 +287,33 @@ class Space:
         return {**{path: value for path, value in fixed.items() if path not in self.dimensions}, **params}
 
     def broken(self, coordinates: Mapping[str, Any]) -> list[str]:
-        """The dimensions that the rules broken at `coordinates` name, and those that share one with them, sorted."""
+        """Returns the dimensions, sorted, that the rules broken at `coordinates` and the rules linked to them name."""
         params = self.decode(coordinates)
         values = self._fields(params, self.fixed)
-        found = {path for rule in self.rules_read if rule.fault(values) for path in rule.paths}
+        named = {path for rule in self.rules_read if rule.fault(values) for path in rule.paths}
         for _ in self.rules_read:
-            found = found.union(*(rule.paths for rule in self.rules_read if not found.isdisjoint(rule.paths)))
-        return [path for path in self.paths if path in found]
+            named = named.union(*(rule.paths for rule in self.rules_read if not named.isdisjoint(rule.paths)))
+        return [path for path in self.paths if path in named]
 
     # --- Grid
 
     def grid_size(self, points: int = 5) -> int:
-        """How many distinct configurations the grid has; `points` per dimension without steps of its own."""
+        """Returns the number of distinct configurations of the grid, with `points` for each dimension without steps."""
         whole = self._blocks(points)[-1][0]
         return len(self._kept(whole, points)) if self.rejects else whole
 
     def grid_ends(self, number: int, points: int = 5) -> bool:
-        """Whether the grid has no point `number`; of a large one with rules quicker than its size."""
+        """Returns true where the grid ends before point `number`; with rules this is quicker than `grid_size`."""
         return len(self._kept(number, points)) <= number if self.rejects else number >= self.grid_size(points)
 
     def grid(self, number: int, points: int = 5) -> dict[str, Any]:
-        """Coordinates of grid point `number` in 0 .. grid_size - 1; inactive dimensions never multiply points."""
+        """Returns the coordinates of grid point `number` in 0 .. grid_size - 1; inactive dimensions add no points."""
         if number < 0 or self.grid_ends(number, points):
             raise IndexError(f"grid point {number} of {self.grid_size(points)}")
         return self._grid_point(self._kept(number, points)[number] if self.rejects else number, points)
 
     def _kept(self, number: int, points: int) -> list[int]:
-        """The points of the whole grid at which all rules hold, up to the one that is `number` among them."""
+        """Returns the points of the whole grid at which all rules hold, at least up to index `number` among them."""
         kept, rest = self._kept_points.setdefault(points, ([], iter(range(self._blocks(points)[-1][0]))))
         last = kept[-1] if kept else 0
         while len(kept) <= number and (place := next(rest, None)) is not None:
@@ -324,7 +326,7 @@ class Space:
 
     @cached_property
     def rejects(self) -> bool:
-        """Whether a point of the space may break a rule: one that is not kept to by construction."""
+        """Returns true where a point of the space may break a rule, since not all are kept by construction."""
         solved = {rule.text for rules in self._solved.values() for rule in rules}
         return any(rule.text not in solved for rule in self.rules_read) or len(solved) > 1
 
@@ -347,7 +349,7 @@ class Space:
         return {}
 
     def _blocks(self, points: int) -> list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]:
-        """(end, coordinates of the dimensions others depend on, axes of the other active ones), by grid number."""
+        """Returns (end, coordinates of the dimensions others depend on, axes of the other active ones), in order."""
         if points not in self._grids:
             deciding = set[str]().union(*self._references.values())
             parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]  # coordinates and parameters so far
@@ -388,7 +390,7 @@ class Space:
         return dimension.grid(points, divisor)
 
     def describe(self) -> dict[str, Any]:
-        """The declaration as JSON values, the same however it was ordered."""
+        """Returns the declaration as JSON values, whatever the order in which it was written."""
         return {path: self.dimensions[path].describe() for path in self.paths}
 
 

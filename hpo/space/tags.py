@@ -16,10 +16,10 @@ _KEY = re.compile(r"[\w\-. :/]+")
 
 
 def checked(key: object, value: object) -> tuple[str, str]:
-    """A tag as it is stored: numbers and booleans as Python writes them. Raises UserError for what no tag can be."""
+    """Returns a tag as it is stored: numbers and booleans as Python writes them. Raises UserError for invalid ones."""
     if not isinstance(key, str) or not _KEY.fullmatch(key) or posixpath.normpath(key) != key or key[0] in "./ ":
         raise UserError(
-            f"{quoted(key)} is no name of a tag: take letters, digits, '_', '-', '.', ':', ' ' and '/', as in 'team'."
+            f"{quoted(key)} cannot name a tag: use letters, digits, '_', '-', '.', ':', ' ' and '/', as in 'team'."
         )
     if key.startswith(RESERVED):
         raise UserError(f"the tag {quoted(key)} is the platform's own, as all that begin with 'hpo.' or 'mlflow.' are.")
@@ -34,14 +34,14 @@ def checked(key: object, value: object) -> tuple[str, str]:
 
 
 def parsed(given: Sequence[str]) -> dict[str, str]:
-    """Tags written as KEY=VALUE, of which none may stand twice. Raises UserError."""
-    found: dict[str, str] = {}
-    for one in given:
-        name, equals, value = one.partition("=")
+    """Reads tags written as KEY=VALUE. Raises UserError for an invalid tag and for a key that is given twice."""
+    tags: dict[str, str] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"tag {quoted(one)} has no value: write KEY=VALUE, such as team=vision.")
+            raise UserError(f"tag {quoted(pair)} has no value: write KEY=VALUE, such as team=vision.")
         key, text = checked(name, value)
-        if key in found:
-            raise UserError(f"tag {quoted(key)} is given twice: leave one of {found[key]!r} and {text!r} out.")
-        found[key] = text
-    return found
+        if key in tags:
+            raise UserError(f"tag {quoted(key)} is given twice: leave one of {tags[key]!r} and {text!r} out.")
+        tags[key] = text
+    return tags

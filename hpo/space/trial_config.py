@@ -1,4 +1,4 @@
-"""Reads from a trial's configuration how it is trained: its last epoch, its folds, its lanes and its ranks."""
+"""Reads the shape of a trial from its configuration: its last epoch, its folds, its lanes and its ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trainer.report import Json
 
 @dataclass(frozen=True)
 class TrialShape:
-    """How a trial is trained, by the section `train` of its whole configuration in JSON, or by that of its study.
+    """The shape of a trial by the section `train` of its whole configuration in JSON, or of its study's.
 
-    `changes`, path -> value, go before the configuration.
+    `changes`, path -> value, take precedence over the configuration.
     """
 
     train: Mapping[str, Any]
@@ -28,12 +28,14 @@ class TrialShape:
 
     @property
     def epochs(self) -> float:
-        """The epoch at which the trial ends at last; infinity where its configuration does not say. Of a trial that
-        trains several times, for folds or for seeds, each time counts as an epoch."""
+        """Returns the last epoch of the trial, or infinity where its configuration does not set one.
+
+        For a trial that trains several times, for folds or for seeds, each time counts as an epoch.
+        """
         if self.parts != 1:
             return self.parts
-        found = self.changes.get("train.num_epochs", self.train.get("num_epochs"))
-        return found if isinstance(found, int) else math.inf
+        epochs = self.changes.get("train.num_epochs", self.train.get("num_epochs"))
+        return epochs if isinstance(epochs, int) else math.inf
 
     @property
     def folds(self) -> int:
@@ -45,12 +47,12 @@ class TrialShape:
 
     @property
     def parts(self) -> int:
-        """How often the trial trains from the beginning."""
+        """Returns the number of times that the trial trains from the beginning."""
         return self.folds * self.seeds
 
     @property
     def lanes(self) -> int:
-        """Of a study that has not settled its number, one."""
+        """Returns the number of lanes, 1 for a study that has not settled it."""
         lanes = self.train.get("lanes", 1)
         return lanes if isinstance(lanes, int) else 1
 

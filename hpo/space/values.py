@@ -1,4 +1,4 @@
-"""Values of a space: numbers of numpy as Python's, which values are the same option, log-uniform whole numbers."""
+"""Values of a space: numpy's numbers as Python's, values that are the same option, log-uniform whole numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LISTED = 100_000  # values of a dimension, at most, where all are listed
 
 
 def plain(value: Any) -> Any:
-    """`value` with the scalars and arrays of numpy in it, however deep, as Python's numbers and lists."""
+    """Returns `value` with numpy's scalars and arrays in it, however deep, as Python's numbers and lists."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy is not imported for it
         return value.tolist()
     if isinstance(value, Mapping):
@@ -28,7 +28,7 @@ def plain(value: Any) -> Any:
 
 
 def identity(value: Any) -> str:
-    """A text that two JSON values share where they are one option: 0 and 0.0, but neither 1 and true nor 1 and "1".
+    """Returns a text that two JSON values share if they are one option: 0 and 0.0, but not 1 and true, nor 1 and "1".
 
     Raises TypeError or ValueError for what JSON does not hold.
     """
@@ -46,7 +46,7 @@ def _exact(value: Json) -> Json:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two JSON values are one option; what JSON does not hold is none."""
+    """Returns true where two JSON values are one option, and false for a value that JSON does not hold."""
     try:
         return identity(a) == identity(b)
     except (TypeError, ValueError):
@@ -54,12 +54,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def among(value: Any, options: Iterable[Any]) -> bool:
-    """Whether `value` is one of the options."""
+    """Returns true where `value` is one of the options."""
     return any(same(value, option) for option in options)
 
 
 def is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether `value` is a finite number of the kind, a truth being none."""
+    """Returns true where `value` is a finite number of the kind; a boolean is not."""
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
     try:
@@ -69,17 +69,17 @@ def is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
 
 
 def cell(u: float, count: int) -> int:
-    """The cell of [0, 1] cut into `count` equal ones that holds `u`."""
+    """Returns the index of the one of `count` equal cells of [0, 1] that holds `u`."""
     return min(int(u * count), count - 1)
 
 
 def log_integer(u: float, low: int, high: int) -> int:
-    """Log-uniform over low .. high, each integer k owning [k - 1/2, k + 1/2)."""
+    """Returns the integer at `u`, log-uniform over low .. high, where each integer k has [k - 1/2, k + 1/2)."""
     lower, upper = math.log(low - 0.5), math.log(high + 0.5)
     return min(max(round(math.exp(lower + u * (upper - lower))), low), high)
 
 
 def log_place(value: int, low: int, high: int) -> float:
-    """The point of [0, 1] that `log_integer` takes to `value`."""
+    """Returns the point of [0, 1] that `log_integer` maps to `value`."""
     lower, upper = math.log(low - 0.5), math.log(high + 0.5)
     return (math.log(value) - lower) / (upper - lower)

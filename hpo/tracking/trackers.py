@@ -33,7 +33,7 @@ def settled(text: str) -> str:
         raise UserError(f"--tracker {quoted(text)} is not known: give {forms}; MLflow is set by --tracking-uri.")
     _, package, extra = TRACKERS[name]
     if importlib.util.find_spec(package) is None:
-        raise UserError(f"--tracker {name} needs {package}: pip install -e '.[{extra}]' in hpo's clone.")
+        raise UserError(f"--tracker {name} needs {package}: pip install 'hpo[{extra}]'.")
     path = Path(directory).expanduser().absolute()
     taken = next((one for one in (path, *path.parents) if one.exists()), path)
     if not taken.is_dir():

@@ -92,9 +92,7 @@ def start_optuna(
     if missing := [
         name for name in ("optuna_dashboard", "uvicorn", "a2wsgi") if importlib.util.find_spec(name) is None
     ]:
-        raise UserError(
-            f"optuna-dashboard's pages need {' and '.join(missing)}: pip install -e '.[dashboard]' in hpo's clone."
-        )
+        raise UserError(f"optuna-dashboard's pages need {' and '.join(missing)}: pip install 'hpo[dashboard]'.")
     if damaged := damage_of(url_of(storage_file(home)), OPTUNA):
         raise HpoError(damaged)
     arguments = ["--study", study] if study else []
@@ -154,7 +152,7 @@ def start(home: Home, uri: str, port: int, host: str = "127.0.0.1") -> subproces
     It dies with this process, whatever that dies of, and its own children with it.
     """
     if importlib.util.find_spec("flask") is None:
-        raise UserError("MLflow's pages need the full mlflow package: pip install -e '.[ui]' in hpo's clone.")
+        raise UserError("MLflow's pages need the full mlflow package: pip install 'hpo[ui]'.")
     if uri.startswith("sqlite:///") and not (path_of(uri) or Path()).exists():
         raise UserError(f"there is nothing to show at {uri}: run a study first, or name the right --home.")
     check_uri(uri)

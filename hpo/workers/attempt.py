@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import traceback
-from typing import Any, get_args
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.declaration.preflight import lacking
 from hpo.declaration.study import Study
@@ -15,14 +17,18 @@ from hpo.space.config import apply
 from hpo.space.trial_config import TrialShape
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
-from trainer.cross_validation import fit_folds
 from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
-from trainer.loop import Watch, fit
 from trainer.redaction import redacted
 from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.threads import limited
+
+if TYPE_CHECKING:
+    from trainer.loop import Watch
+
+if find_spec("torch"):  # a worker is ready before it claims: this import takes seconds
+    import_module("trainer.cross_validation")
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -53,6 +59,9 @@ def _attempt(
             raise ConfigError(lack)
         if trains_itself(task):
             return _own_loop(task, reporter, store)
+        from trainer.cross_validation import fit_folds
+        from trainer.loop import fit
+
         return (fit_folds if shape.parts > 1 else fit)(task, config.train, reporter, store, watch)
 
 

@@ -34,7 +34,7 @@ from typing import IO, Any, NoReturn
 from hpo.child_process import answered, ask, die_with_parent, start, too_late
 
 _MODULE = "hpo.workers.worker"
-_IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite", "safetensors.torch")
+_IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite")
 _ROOM = 4096  # bytes of a command line, over which that of a worker is written
 _OWN_THREADS = {"jemalloc_bg_thd"}  # which its library starts anew in a fork
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 15, 36, 37
@@ -226,12 +226,11 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _unfit() -> str:
     """Why a fork of this process would not be sound; empty where it would."""
-    import torch
-
+    torch = sys.modules.get("torch")
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     if left := sorted({*names[1:]} - _OWN_THREADS):
         return f"what workers import has started threads ({', '.join(left)}), which a fork would not have"
-    if torch.cuda.is_initialized():
+    if torch and torch.cuda.is_initialized():
         return "what workers import has initialised CUDA, which no fork may use"
     return ""
 
@@ -263,14 +262,15 @@ def main() -> NoReturn:
     die_with_parent()
     import gc
     from importlib import import_module
+    from importlib.util import find_spec
 
     connection = socket.socket(fileno=int(sys.argv[1]))
     _show([sys.executable, "-P", "-m", "hpo.workers.prepared"], "hpo-prepared")
-    for module in _IMPORTED:
+    for module in [*_IMPORTED, "safetensors.torch"] if find_spec("torch") else _IMPORTED:
         import_module(module)
-    from hpo.declaration.identity import installed
+    from hpo.declaration.identity import load_installed
 
-    installed()  # of the code that is loaded here, and that each worker has
+    load_installed()  # of the code that is loaded here, and that each worker has
     gc.collect()
     gc.freeze()  # no collection in a worker touches, and so copies, the pages of what is imported
     refusal = _unfit()

@@ -22,14 +22,13 @@ from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.member import this
-from trainer.distributed.node_server import Server
-from trainer.distributed.nodes import Meeting
 from trainer.distributed.rank import Failure
 from trainer.errors import CheckpointError, ConfigError, Fenced
 from trainer.report import Outcome
 
 if TYPE_CHECKING:
     from trainer.distributed.launch import RankFailed
+    from trainer.distributed.nodes import Meeting
 
 _RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
 _FAILED = (
@@ -74,6 +73,8 @@ def meeting() -> Meeting | None:
     count, address = os.environ.get("HPO_NODES", "1"), os.environ.get("HPO_RENDEZVOUS", "")
     if not count.isdigit() or int(count) < 1:
         raise UserError(f"HPO_NODES is {count!r}: give how many hosts share the ranks of a trial, or leave it out.")
+    from trainer.distributed.nodes import Meeting
+
     try:
         return Meeting(int(count), address) if int(count) > 1 else None
     except ConfigError as error:
@@ -82,6 +83,8 @@ def meeting() -> Meeting | None:
 
 def serve(address: str, storage: str) -> None:
     """What `hpo node` does: start this host's share of each trial's ranks, until a signal."""
+    from trainer.distributed.node_server import Server
+
     asked = False
 
     def leave(*_: object) -> None:

@@ -77,7 +77,7 @@ class SystemMetrics:
 
 NO_NVML = (
     "the GPU's utilisation, power and temperature are not measured, since nvidia-ml-py is missing: "
-    "pip install -e '.[gpu]' in hpo's clone"
+    "pip install 'hpo[gpu]'"
 )
 _TRANSFERS = ("disk_read", "disk_write", "net_recv", "net_sent")
 _LOOPBACK = ("lo", "lo0", "Loopback Pseudo-Interface 1")

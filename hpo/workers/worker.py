@@ -21,6 +21,7 @@ from typing import Any
 
 from hpo.child_process import FAULT
 from hpo.declaration.identity import check_loaded, check_worker
+from hpo.declaration.preflight import check_torch
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.changes import Changes
@@ -34,7 +35,7 @@ from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.workers import ranks
-from hpo.workers.attempt import attempt  # and with it torch: a worker is ready before it claims
+from hpo.workers.attempt import attempt
 from hpo.workers.executors.resources import keep_to_share
 from hpo.workers.lanes import LaneGroup, WorkerServices
 from hpo.workers.reporter import LedgerReporter
@@ -167,6 +168,7 @@ class Worker:
             check_loaded(before, row)
         locations.check(self._home, row)
         opened = StudySession(row)
+        check_torch(opened.study)
         check_worker(row, opened.study)
         self._studies[study_id] = (row, opened)
         return opened

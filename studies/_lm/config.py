@@ -83,7 +83,7 @@ def rows_at_once(train: TrainConfig) -> int:
 def check_packages() -> None:
     """Raise ConfigError, in a sentence, where packages are missing. Imports none of them."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ConfigError(f"language models need {', '.join(missing)}: pip install -e '.[llm]' in hpo's clone.")
+        raise ConfigError(f"language models need {', '.join(missing)}: pip install 'hpo[llm]'.")
 
 
 def check_model(model: ModelConfig) -> None:

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--keep", type=Path, metavar="DIRECTORY", help="keep every run's scores here, and go on from them"
     )
-    parser.add_argument("--config", help="the YAML of `hpo best --save`: one more row")
+    parser.add_argument("--config", help="the YAML of `hpo best --to`: one more row")
     parser.add_argument("--rows", default="", help="only these, separated by commas; the default model is always there")
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
     given = parser.parse_args(arguments)

@@ -72,7 +72,7 @@ def _pixels(file: Path, size: int | None) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ConfigError("folders of images need pillow: pip install -e '.[images]' in hpo's clone.") from error
+        raise ConfigError("folders of images need pillow: pip install 'hpo[images]'.") from error
     try:
         with Image.open(file, formats=FORMATS) as image:
             if image.mode.startswith(WIDE):

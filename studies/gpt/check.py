@@ -19,7 +19,7 @@ def check(config: Config) -> dict[str, Any]:
     if config.data.tokenizer_file:
         _check_tokenizer(config.data)
     elif config.data.tokenizer == "bpe" and find_spec("tokenizers") is None:
-        raise ConfigError("data.tokenizer='bpe' needs tokenizers: pip install -e '.[text]' in hpo's clone.")
+        raise ConfigError("data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'.")
     corpus = prepare(config.data)
     sizes = {f"{domain}_{part}_bytes": text.bytes for domain, parts in corpus.items() for part, text in parts.items()}
     return sizes | report(config)

@@ -1,9 +1,9 @@
 """Computes what the golden files record; golden_record.py starts it with the processor pinned.
 
-    python golden_now.py OUTPUT.json [--all]
+    python golden_now.py OUTPUT.json [--all | --behaviour]
 
-Without --all it leaves out what takes long: studies of language models, whose libraries take seconds to import, and
-most cells of the matrix.
+Without --all it leaves out what takes long: studies of language models, whose libraries take seconds to import, most
+cells of the matrix, and the digests of parts, which --behaviour computes alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def platform_facts() -> dict[str, Any]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "avx512": "avx512f" in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
         "libc": " ".join(platform.libc_ver()),
         "python": ".".join(platform.python_version_tuple()[:2]),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
@@ -43,8 +42,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--all", action="store_true")
-    given = parser.parse_args()
-    given.output.write_text(json.dumps(computed(every=given.all) | {"platform.json": platform_facts()}))
+    parser.add_argument("--behaviour", action="store_true")
+    options = parser.parse_args()
+    content = behaviour_alone() if options.behaviour else computed(every=options.all)
+    options.output.write_text(json.dumps(content | {"platform.json": platform_facts()}))
 
 
 def computed(*, every: bool) -> dict[str, Any]:
@@ -61,7 +62,21 @@ def computed(*, every: bool) -> dict[str, Any]:
         with closing(Ledger(home.storage)) as ledger:
             made: dict[str, Any] = {"matrix.json": golden_matrix.matrix(ledger, home, every=every)}
             made |= golden_studies.studies(ledger, home, every=every)
+        made["behaviour.json"] = None
+        if every:
+            import golden_behaviour
+
+            made["behaviour.json"] = golden_behaviour.digests(made, every=True)
         return made | {"home.json": golden_studies.resumed(home.root / "unpacked"), **golden_surface.surface()}
+
+
+def behaviour_alone() -> dict[str, Any]:
+    """Returns the digests of parts but for those of the bundled studies, which the rest computes."""
+    import golden_behaviour
+    import golden_studies
+
+    runs = {f"studies/{name}.json": None for name in golden_studies.SMALL}
+    return {"behaviour.json": golden_behaviour.digests(runs, every=False)}
 
 
 if __name__ == "__main__":

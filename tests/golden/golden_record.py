@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,6 @@ PINNED = {
 # are not compared there: one prediction more or less moves an accuracy or a Sharpe ratio of little data by far more.
 RELATIVE, ABSOLUTE = 0.02, 0.02
 _OF_THE_PLATFORM = ("digest", "states", "epochs")  # entries that are not compared on another platform either
-# Samplers whose numbers are others on a processor with AVX-512, in spite of what is pinned above; which library asks
-# the processor itself was not found. Their digests are compared where both have it or neither.
-_OF_THE_PROCESSOR, PROCESSOR = ("gp",), "avx512"
 
 
 def pinned_environment() -> dict[str, str]:
@@ -74,29 +71,28 @@ def write(name: str, content: Any) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def differences(name: str, before: Any, now: Any, *, exact: bool = True, loose: Collection[str] = ()) -> list[str]:
-    """Returns what differs in the file, a line each.
+def differences(name: str, before: Any, now: Any, *, exact: bool = True) -> list[str]:
+    """Returns the differences in the file, a line each.
 
-    What is None now was not computed. Unless `exact`, and below the keys of `loose`, of what only holds on one platform
-    losses are compared, with a tolerance.
+    A value that is None now was not computed. Unless `exact`, only losses are compared of a run, with a tolerance.
     """
     if isinstance(before, str) and isinstance(now, str):
         changed = difflib.unified_diff(before.splitlines(), now.splitlines(), "recorded", "now", n=1, lineterm="")
         return [f"{name}: {line}" for line in list(changed)[2:]]
-    return [f"{name}: {line}" for line in _differences(before, now, "", exact, loose)]
+    return [f"{name}: {line}" for line in _differences(before, now, "", exact)]
 
 
-def _differences(before: Any, now: Any, path: str, exact: bool, loose: Collection[str]) -> Iterator[str]:
+def _differences(before: Any, now: Any, path: str, exact: bool) -> Iterator[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in [*before, *(key for key in now if key not in before)]:
             inner = f"{path} > {key}" if path else key
             if key not in now or key not in before:
                 yield f"{inner} is {'gone' if key not in now else 'new'}"
             elif exact or (key not in _OF_THE_PLATFORM and ("/" not in key or "loss" in key)):
-                yield from _differences(before[key], now[key], inner, exact and key not in loose, loose)
+                yield from _differences(before[key], now[key], inner, exact)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for index, pair in enumerate(zip(before, now, strict=True)):
-            yield from _differences(*pair, f"{path}[{index}]", exact, loose)
+            yield from _differences(*pair, f"{path}[{index}]", exact)
     elif isinstance(before, list) and isinstance(now, list):
         yield from (f"{path} lacks {value!r}" for value in before if value not in now)
         yield from (f"{path} has a new {value!r}" for value in now if value not in before)
@@ -114,14 +110,8 @@ def _alike(before: Any, now: Any, exact: bool) -> bool:
     return before == now
 
 
-def bound_to_another_processor(now: Mapping[str, Any]) -> Collection[str]:
-    """Returns the keys below which digests are those of another processor than the recorded one."""
-    same = recorded("platform.json")[PROCESSOR] == now["platform.json"][PROCESSOR]
-    return () if same else _OF_THE_PROCESSOR
-
-
 def platform_differences(now: Mapping[str, Any]) -> str:
     """Returns in words what differs between the recorded platform and the one that gave `now`; empty where nothing."""
     before, here = recorded("platform.json"), now["platform.json"]
-    changed = [key for key in {**before, **here} if before.get(key) != here.get(key) and key != PROCESSOR]
+    changed = [key for key in {**before, **here} if before.get(key) != here.get(key)]
     return ", ".join(f"{key} {here.get(key)} instead of {before.get(key)}" for key in changed)

@@ -10,12 +10,12 @@ from typing import Any
 
 import home_asset
 from driven import driven
+from golden_task import MACHINES
 
 from hpo.driver.request import RunRequest
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
-MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides
 LLAMA = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.1}
 
@@ -126,7 +126,7 @@ def resumed(place: Path) -> dict[str, Any]:
 
 def _resumed(home: Home) -> str:
     with closing(Ledger(home.storage, create=False, upgrade=True)) as ledger:
-        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED, allow_drift=True), allow_drift=True)
+        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED))
         assert state == "complete", f"study {name} is {state}"
         with ledger.read() as connection:
             return queries.digest(connection, queries.study_row(connection, name))

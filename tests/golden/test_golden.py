@@ -15,14 +15,11 @@ def assert_recorded(now: dict[str, Any]) -> None:
     """Fails with every difference, a line each; skips what only holds on one platform where the platform is another."""
     assert sorted(now) == NAMES, golden_record.ACCEPT
     platform = golden_record.platform_differences(now)
-    loose = golden_record.bound_to_another_processor(now)
     lines = [
         line
         for name in NAMES
         if name != "platform.json"
-        for line in golden_record.differences(
-            name, golden_record.recorded(name), now[name], exact=not platform, loose=loose
-        )
+        for line in golden_record.differences(name, golden_record.recorded(name), now[name], exact=not platform)
     ]
     assert not lines, "\n".join(["what is recorded differs:", *lines, golden_record.ACCEPT])
     if platform:
@@ -79,15 +76,6 @@ def test_on_another_platform_losses_are_compared_with_a_tolerance():
     near, far = ({"digest": "b", "val/loss": [loss], "val/accuracy": [0.9]} for loss in (1.01, 1.1))
     assert golden_record.differences("x", before, near, exact=False) == []
     assert golden_record.differences("x", before, far, exact=False) == ["x: val/loss[0]: recorded 1.0, now 1.1"]
-
-
-def test_a_sampler_bound_to_the_processor_is_compared_loosely_alone():
-    before = {"gp": {"none": {"digest": "a", "refused": "no"}}, "tpe": {"none": {"digest": "a"}}}
-    now = {"gp": {"none": {"digest": "b", "refused": "yes"}}, "tpe": {"none": {"digest": "b"}}}
-    assert golden_record.differences("x", before, now, loose=("gp",)) == [
-        "x: gp > none > refused: recorded 'no', now 'yes'",
-        "x: tpe > none > digest: recorded 'a', now 'b'",
-    ]
 
 
 def test_a_last_bit_and_a_value_that_is_not_finite_are_differences():

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import golden_record
 import home_asset
 import pytest
 from typer.testing import CliRunner
@@ -45,8 +46,8 @@ def unpacked(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_it_opens_with_the_status_and_digest_it_had(unpacked, name):
-    """Later versions may say more."""
-    then = SAID[name]["status"]
+    """Later versions may say more. MLflow's database is known by its place, so here it lags until `hpo sync`."""
+    then = {key: value for key, value in SAID[name]["status"].items() if key != "behind"}
     now = said("status", "--study", name, home=unpacked)
     assert {key: now[key] for key in then} == then
 
@@ -63,9 +64,14 @@ def test_it_verifies(unpacked):
     hpo("verify", home=unpacked)
 
 
-def test_the_interrupted_study_resumes_to_its_end(process, unpacked, tmp_path):
+def test_the_interrupted_study_resumes_to_its_end(process, unpacked, tmp_path, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", golden_record.PINNED["MKL_CBWR"])  # as when it began
     home = home_asset.unpacked(tmp_path)
-    hpo("resume", *BROKEN, "--executor", "inline", "--allow-drift", home=home)
+    resumed = CliRunner().invoke(app, ["resume", *BROKEN, "--executor", "inline", "--home", str(home)])
+    assert resumed.exit_code == 0, resumed.output
+    assert "began under release 0.1.0" in resumed.stderr and "sampler tpe by its earlier rule" in resumed.stderr
+    again = CliRunner().invoke(app, ["resume", *BROKEN, "--executor", "inline", "--home", str(home)])
+    assert "0.1.0" not in again.stderr, "it is taken over once"
     assert_resumed_from_its_checkpoint(home)
     assert_ended_as_the_uninterrupted_one(home)
     assert_every_report_kept(unpacked, home)

@@ -9,7 +9,7 @@ import pytest
 from planted import DEFECTS, ROOT
 
 # The parts of the product that have defects, by the beginnings of their names.
-PARTS = ("ledger", "driver", "search", "checkpoint", "loop", "mirror")
+PARTS = ("ledger", "driver", "search", "checkpoint", "loop", "mirror", "behaviour")
 
 
 def slow(node: ast.AST) -> bool:

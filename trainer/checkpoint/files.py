@@ -19,16 +19,14 @@ import json
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 from trainer.checkpoint import copied
 from trainer.checkpoint.manifest import (
@@ -47,6 +45,9 @@ from trainer.checkpoint.manifest import (
 from trainer.checkpoint.stored import Part, Stored, Take, whole
 from trainer.files.durable import sha256, sync
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.
 _TENSOR = "$tensor"
@@ -55,7 +56,7 @@ _PLAIN = (str, int, float, type(None))  # what JSON holds beside lists and dicts
 
 SMALL = 1 << 20  # bytes, below which what is not trained stays in one file with what is
 
-Mine = Callable[[Tensor], tuple[Tensor | None, Sequence[int] | None]]  # see saver.Alone.mine
+Mine = Callable[["Tensor"], tuple["Tensor | None", Sequence[int] | None]]  # see saver.Alone.mine
 
 
 class _Unsavable(TypeError):
@@ -109,6 +110,10 @@ def pack(state: dict[str, Any], mine: Mine, copied: Mapping[str, Path] | None = 
 
 def _by_file(item: str, leaves: Mapping[str, _Leaf]) -> dict[str, dict[str, _Leaf]]:
     """What steps of the optimizer change, and apart from it, where that is worth a file, what they do not."""
+    if not leaves:
+        return {}
+    from torch import nn
+
     with_parameters = any(isinstance(leaf.whole, nn.Parameter) for leaf in leaves.values())
     files: dict[str, dict[str, _Leaf]] = {kind: {} for kind in ("", *APART)}
     for key, leaf in leaves.items():
@@ -138,6 +143,8 @@ def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[s
         path = directory / f"{name}{suffix}.safetensors"
         storable = _storable(tensors)
         if not (name.endswith(APART) and _linked(path, storable)):
+            from safetensors.torch import save_file
+
             try:
                 save_file(storable, path)
             except SafetensorError as error:
@@ -179,6 +186,8 @@ def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Also of values that are NaN."""
+    import torch
+
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
@@ -243,7 +252,7 @@ def _opened(directory: Path, manifest: dict[str, Any], item: str) -> Any:
 
 def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
     """`value` with each tensor moved to `leaves` under its path, joined by slashes."""
-    if isinstance(value, Tensor):
+    if _is_tensor(value):
         key = "/".join(path)
         part, offset = mine(value)
         if part is not None:
@@ -258,6 +267,12 @@ def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Lea
     if not isinstance(value, _PLAIN):
         raise _Unsavable(f"{''.join(f'[{key!r}]' for key in path)}, a {type(value).__name__},")
     return value
+
+
+def _is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Returns True for a tensor; there is none in a process that has not loaded torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _split_average(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
@@ -303,6 +318,8 @@ def _counts(numbers: Sequence[Any]) -> bool:
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """What safetensors takes: contiguous on the CPU, no storage twice (tied weights are written out for each name)."""
+    import torch
+
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

@@ -10,16 +10,14 @@ import logging
 import operator
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import files
 from trainer.checkpoint.location import DISK, Disk
@@ -28,6 +26,9 @@ from trainer.errors import CheckpointError
 from trainer.files.durable import sync
 from trainer.report import CheckpointRef, numbers
 from trainer.runtime.failpoint import failpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -178,12 +179,16 @@ class Saver:
             for key, tensor in tensors.items():
                 copies[item][key].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         if any(tensor.is_cuda for tensors in packed.tensors.values() for tensor in tensors.values()):
+            import torch
+
             torch.cuda.synchronize()
         return replace(packed, tensors=copies)
 
     def _buffer(self, name: tuple[str, str], like: Tensor) -> Tensor:
         found = self._buffers.get(name)
         if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            import torch
+
             found = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
             self._buffers[name] = found
         return found
@@ -224,7 +229,8 @@ class Saver:
             if isinstance(part, OSError):
                 raise part
             written |= part
-        header = save.header | {"torch": torch.__version__}
+        torch = sys.modules.get("torch")  # without it the state holds no tensor
+        header = save.header | ({"torch": torch.__version__} if torch else {})
         sha256, size = files.complete(save.tmp, save.state, header, written)
         failpoint("checkpoint.before_rename")
         self.place.publish(save.tmp, save.path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Stored:
 
     def read(self, box: Sequence[slice] | None = None) -> Tensor:
         """A copy on the CPU: of the whole, or of the box that one slice for each dimension cuts from it."""
+        import torch
+
         box = [slice(0, n) for n in self.shape] if box is None else box
         pieces = [(at, part.read(mine)) for part in self.parts for at, mine in _common(box, part)]
         dtype = (pieces[0][1] if pieces else self.parts[0].read([slice(0, 0)] * len(box))).dtype

@@ -110,5 +110,5 @@ def _library() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError as error:
-        raise ConfigError("BPE needs the package tokenizers: install hpo with the extra `text`.") from error
+        raise ConfigError("BPE needs tokenizers: pip install 'hpo[text]'.") from error
     return tokenizers

@@ -17,7 +17,7 @@ def figure(title: str, *, width: float = 8.0, height: float = 4.5) -> tuple[Any,
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("a picture needs matplotlib: pip install -e '.[plots]' in hpo's clone.") from error
+        raise ConfigError("a picture needs matplotlib: pip install 'hpo[plots]'.") from error
     drawn = Figure(figsize=(width, height), dpi=120, layout="constrained")
     axes = drawn.subplots()
     axes.set_title(title)

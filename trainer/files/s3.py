@@ -144,7 +144,7 @@ def _client(process: int, endpoint: str | None) -> Any:
         from boto3.session import Session
         from botocore.config import Config
     except ImportError as error:
-        raise Unavailable("checkpoints in s3:// need boto3: pip install -e '.[s3]' in hpo's clone.") from error
+        raise Unavailable("s3:// needs boto3: pip install 'hpo[s3]'.") from error
     from botocore.exceptions import BotoCoreError
 
     config = Config(retries={"mode": "standard"}, connect_timeout=CONNECT_SECONDS)

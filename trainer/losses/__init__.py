@@ -1,4 +1,4 @@
-"""Losses as sums and counts, in float32 at least whatever autocast says; see docs/guide/losses.md."""
+"""Losses as sums and counts, computed in at least float32 also under autocast; see docs/guide/losses.md."""
 
 from collections.abc import Callable
 

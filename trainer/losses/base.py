@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Compute `function` in float32 at least: autocast is off within it, and half precision arguments are widened."""
+    """Makes `function` compute in at least float32: without autocast, and with half precision arguments widened."""
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -33,20 +33,20 @@ def _widened(value: Any) -> Any:
 
 
 def same_shape(**tensors: Tensor) -> None:
-    """Raise TrainerError unless all have one shape: broadcasting [n] against [n, 1] would give n x n errors."""
+    """Raises TrainerError unless all have one shape: broadcasting [n] against [n, 1] would give n x n errors."""
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if len(set(shapes.values())) > 1:
-        told = " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise TrainerError(f"the loss got {told}: give them one shape.")
+        listed = " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise TrainerError(f"the loss got {listed}: give them one shape.")
 
 
 def zeroed(mask: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors with 0 where the mask is false, before any arithmetic: 0 * NaN is NaN, in a backward pass too."""
+    """Returns the tensors with 0 where the mask is false, before any arithmetic: 0 * NaN is NaN, also backwards."""
     return tensors if mask is None else tuple(torch.where(mask, tensor, 0.0) for tensor in tensors)
 
 
 def total(elements: Tensor, mask: Tensor | None, **terms: Tensor) -> Loss:
-    """The Loss that sums `elements` where `mask` is true; `terms` are summed in the same way."""
+    """Returns the Loss that sums `elements` where `mask` is true; `terms` are summed in the same way."""
 
     def added(x: Tensor) -> Tensor:
         return x.sum() if mask is None else torch.where(mask, x, 0.0).sum()

@@ -12,12 +12,11 @@ from trainer.task import Loss
 
 
 def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Loss:
-    """sum_k w_k mean_k over the losses that have a weight, over the count n of the first of them.
+    """Returns sum_k w_k mean_k over the losses that have a weight, with the count n of the first of them.
 
     Where all counts are the same, accumulation over micro-batches is exact. A loss of another count n_k enters as its
-    sum times n / n_k, the mean of its own micro-batch. Terms: `loss_<name>` of each, before its weight, and the
-    losses' own.
-    Raises TrainerError for a weight without a loss, or none at all.
+    sum times n / n_k, the mean of its own micro-batch. The terms are `loss_<name>` of each loss, before its weight, and
+    the terms of the losses. Raises TrainerError for a weight without a loss, and where there are no weights.
     """
     if unknown := weights.keys() - losses.keys():
         raise TrainerError(f"weight of {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it.")
@@ -33,26 +32,26 @@ def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Lo
 
 
 def over(count: float | Tensor, loss: Loss) -> Tensor:
-    """The loss's sum, such that over `count` it is the loss's own mean."""
+    """Returns the loss's sum scaled so that, divided by `count`, it is the loss's mean."""
     if loss.count is count:
         return loss.sum
-    own = torch.as_tensor(loss.count, device=loss.sum.device)
-    return loss.sum * torch.where(own > 0, count / own.clamp(min=1e-12), 0.0)
+    counted = torch.as_tensor(loss.count, device=loss.sum.device)
+    return loss.sum * torch.where(counted > 0, count / counted.clamp(min=1e-12), 0.0)
 
 
 def gradient_penalty(outputs: Tensor, inputs: Tensor | Sequence[Tensor], *, norm: float = 1.0) -> Loss:
     """(|d output_i / d input_i| - norm)^2 of each sample (Gulrajani et al. 2017, arXiv 1704.00028, eq. 3); with norm 0
     the R1 penalty without its gamma/2 (Mescheder et al. 2018, arXiv 1801.04406, eq. 9).
 
-    outputs: [batch, ...], or their sum, computed from `inputs` [batch, ...], which require a gradient; of several
-    inputs, by all of them together. A sum over samples, as long as no layer mixes them (batch norm does).
+    outputs: [batch, ...], or their sum, computed from `inputs` [batch, ...], which require a gradient; the norm is over
+    all inputs together. The loss is a sum over samples as long as no layer mixes them (batch norm does).
     Raises TrainerError where inputs differ in their number of samples.
     """
-    given = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    if len(counts := sorted({len(x) if x.ndim else 0 for x in given})) != 1 or not all(x.ndim for x in given):
+    tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    if len(counts := sorted({len(x) if x.ndim else 0 for x in tensors})) != 1 or not all(x.ndim for x in tensors):
         raise TrainerError(f"a gradient penalty got inputs of {counts} samples: let all have the same first dimension.")
-    slopes = torch.autograd.grad(outputs.sum(), given, create_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(outputs.sum(), tensors, create_graph=True, materialize_grads=True)
     square = sum((slope.flatten(1).square().sum(dim=1) for slope in slopes), slopes[0].new_zeros(()))
-    # At 0 the root has no slope: there the penalty is flat, as torch's norm has it.
+    # The root has no slope at 0: there the penalty is flat, like torch's norm.
     length = torch.where(square > 0, square, 1.0).sqrt() * (square > 0)
     return Loss((square if norm == 0 else (length - norm).square()).sum(), counts[0])

@@ -28,15 +28,15 @@ def causal_contrastive(
     arXiv 1807.03748, eq. 4; the temperature and the cosine of Chen et al. 2020, arXiv 2002.05709, eq. 1).
 
     anchors, positives: [n, features]; valid: [n]; times: [n], of the positives: j is a negative of i only where
-    times[j] <= times[i], so that no anchor is told from what it cannot know of; groups: [n], whole numbers: items of
-    one group are not negatives of each other. For a sequence model, n runs over (sequence, position), so that a batch
-    of one sequence has negatives of its own.
+    times[j] <= times[i], so that no anchor is compared with its future; groups: [n], whole numbers: items of one group
+    are not negatives of each other. For a sequence model, n runs over (sequence, position), so that a batch of one
+    sequence has negatives too.
 
-    With `gather` negatives also come from the other ranks of torch.distributed, where there are any: each calls this
-    for its own anchors, at the same point. Gradients go back to the rank that a positive came from, so that the ranks'
-    sums together are the loss of all their items in one process.
+    With `gather` negatives also come from the other ranks of torch.distributed, where there are any: each rank calls
+    this for its anchors, at the same point. Gradients go back to the rank that a positive came from, so that the sums
+    of all ranks together are the loss of all their items in one process.
 
-    The count is of valid anchors with at least one negative; where there is none, as in a batch of one item, sum and
+    The count is the number of valid anchors with at least one negative; without any, as in a batch of one item, sum and
     count are 0. The negatives come from the micro-batch: its size is part of the loss, and accumulation over smaller
     micro-batches is another loss, not an approximation error.
     """
@@ -47,22 +47,22 @@ def causal_contrastive(
     everyone = _Ranks(n, anchors.device, gather)
     similarity = F.normalize(a, dim=-1) @ everyone.all(F.normalize(b, dim=-1)).T / temperature
     columns = torch.arange(similarity.shape[1], device=anchors.device)
-    own = columns == everyone.first + torch.arange(n, device=anchors.device)[:, None]
-    negative = valid[:, None] & everyone.all(valid) & ~own
+    matching = columns == everyone.first + torch.arange(n, device=anchors.device)[:, None]
+    negative = valid[:, None] & everyone.all(valid) & ~matching
     if times is not None:
         negative &= everyone.all(times) <= times[:, None]
     if groups is not None:
         negative &= everyone.all(groups) != groups[:, None]
     counted = negative.any(dim=1)
     positive = similarity.diagonal(everyone.first)
-    log_p = positive - similarity.masked_fill(~(negative | own), -torch.inf).logsumexp(dim=1)
+    log_p = positive - similarity.masked_fill(~(negative | matching), -torch.inf).logsumexp(dim=1)
     closest = similarity.masked_fill(~negative, -torch.inf)
     hit = positive >= (closest.amax(dim=1) if n else positive)
     return Loss(-torch.where(counted, log_p, 0.0).sum(), counted.sum(), {"contrastive_accuracy": (hit & counted).sum()})
 
 
 class _Ranks:
-    """The items of all ranks in their order, of which this one's n begin at `first`; without `gather` its own alone."""
+    """The items of all ranks in rank order, where this rank's n begin at `first`; without `gather` these n alone."""
 
     def __init__(self, n: int, device: torch.device, gather: bool) -> None:
         self.gather = gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -75,12 +75,12 @@ class _Ranks:
             self.first = sum(self.sizes[: dist.get_rank()])
 
     def all(self, x: Tensor) -> Tensor:
-        """[this rank's, ...] -> [all ranks', ...]."""
+        """Returns [all ranks' items, ...] for [this rank's items, ...]."""
         return _Gathered.apply(x, self.first, sum(self.sizes)) if self.gather else x  # type: ignore[return-value]
 
 
 class _Gathered(torch.autograd.Function):
-    """Sums over the ranks of tensors that are 0 but for each rank's own rows; so is what goes back."""
+    """Sums tensors that are 0 but for each rank's rows over the ranks, and their gradients on the way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: int, total: int) -> Tensor:

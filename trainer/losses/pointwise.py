@@ -16,7 +16,7 @@ from trainer.task import Loss
 
 @full_precision
 def mse(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Loss:
-    """(p - y)^2; all [...], the count is of elements, those where `mask` is true."""
+    """(p - y)^2; all [...], the count is the number of elements, or of those where `mask` is true."""
     same_shape(predictions=predictions, targets=targets)
     p, y = zeroed(mask, predictions, targets)
     return total((p - y).square(), mask)
@@ -36,8 +36,8 @@ def quantile(
 ) -> Loss:
     """The pinball loss max(q e, (q - 1) e), e = y - p, mean over the quantiles (Koenker & Bassett 1978).
 
-    predictions: [..., quantiles]; targets, mask: [...], of which the count is. Raises TrainerError for a level
-    outside (0, 1) or another number of predictions.
+    predictions: [..., quantiles]; targets, mask: [...]; the count is the number of targets. Raises TrainerError for a
+    level outside (0, 1) or another number of predictions.
     """
     if predictions.shape[-1] != len(quantiles) or not all(0 < q < 1 for q in quantiles):
         raise TrainerError(
@@ -64,9 +64,9 @@ def cross_entropy(
 ) -> Loss:
     """-sum_k q_k log softmax(logits / temperature)_k, as torch's; smoothing by Szegedy et al. 2016, arXiv 1512.00567.
 
-    logits: [..., classes]; targets: [...] of class numbers, `ignore_index` where there is none, or [..., classes] of
-    probabilities; weight: [classes]; label_smoothing: a number, or a tensor [], as lanes have it that differ in it. The
-    count is of targets, by class weight if given, as in torch's mean.
+    logits: [..., classes]; targets: [...] of class numbers, `ignore_index` for a missing one, or [..., classes] of
+    probabilities; weight: [classes]; label_smoothing: a number, or a tensor [] where lanes differ in it. The count is
+    the number of targets, each counted by its class weight where there is one, as in torch's mean.
     """
     flat = logits.flatten(0, -2) / temperature
     if targets.is_floating_point():
@@ -75,12 +75,16 @@ def cross_entropy(
     same_shape(logits=logits[..., 0], targets=targets)
     y = targets.flatten()
     loss = _smoothed(flat, y, label_smoothing, weight=weight, ignore_index=ignore_index)
-    held = y != ignore_index
-    return Loss(loss, held.sum() if weight is None else torch.where(held, weight[torch.where(held, y, 0)], 0.0).sum())
+    valid = y != ignore_index
+    counted = valid if weight is None else torch.where(valid, weight[torch.where(valid, y, 0)], 0.0)
+    return Loss(loss, counted.sum())
 
 
 def _smoothed(logits: Tensor, targets: Tensor, smoothing: float | Tensor, **options: Any) -> Tensor:
-    """torch's, summed, in whose smoothing, which has to be a number there, the loss is linear."""
+    """Returns torch's summed loss for a smoothing that may be a tensor, in which the loss is linear.
+
+    torch takes only a number for it.
+    """
     if not isinstance(smoothing, Tensor):
         return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum", **options)
     hard, even = (F.cross_entropy(logits, targets, label_smoothing=s, reduction="sum", **options) for s in (0.0, 1.0))
@@ -99,21 +103,21 @@ def focal(
 ) -> Loss:
     """-alpha_y (1 - p_y)^gamma log p_y (Lin et al. 2017, arXiv 1708.02002, eq. 5); gamma 0 is cross-entropy.
 
-    logits: [..., classes]; targets: [...]; alpha: [classes]. The count is of targets, whatever alpha.
+    logits: [..., classes]; targets: [...]; alpha: [classes]. The count is the number of targets, whatever alpha is.
     """
     same_shape(logits=logits[..., 0], targets=targets)
-    y, held = targets.flatten(), targets.flatten() != ignore_index
-    y = torch.where(held, y, 0)
+    y, valid = targets.flatten(), targets.flatten() != ignore_index
+    y = torch.where(valid, y, 0)
     log_p = (logits.flatten(0, -2) / temperature).log_softmax(dim=-1).gather(1, y[:, None])[:, 0]
-    # Where p rounds to 1, a power below 1 has no finite slope: the least that 1 - p counts as.
+    # Where p rounds to 1, a power below 1 has no finite slope, so 1 - p has a lower bound.
     rest = (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).tiny)
     loss = -(rest**gamma) * log_p
-    return total(loss if alpha is None else alpha[y] * loss, held)
+    return total(loss if alpha is None else alpha[y] * loss, valid)
 
 
 @full_precision
 def ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *, blank: int = 0) -> Loss:
-    """-log p(target | logits) over all alignments (Graves et al. 2006); the count is of sequences.
+    """-log p(target | logits) over all alignments (Graves et al. 2006); the count is the number of sequences.
 
     logits: [batch, time, classes]; targets: [batch, length]; both lengths: [batch]. A sequence too short for its
     target has no alignment: it is left out of sum and count, and counted in the term `impossible`.

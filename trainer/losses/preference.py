@@ -1,7 +1,8 @@
 """Preference losses over log-probabilities of whole answers under the policy and a frozen reference.
 
-`chosen`, `rejected` and so on are [n], each the sum of the answer's token log-probabilities: `sequence_log_probs`. They
-are sums over pairs, so that accumulation is exact; for kto see there. Terms are sums over the same count.
+`chosen`, `rejected` and so on are [n], each the sum of the answer's token log-probabilities (`sequence_log_probs`). The
+losses are sums over pairs, so that accumulation is exact; for `kto` see its conditions. Terms are sums over the same
+count.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from trainer.task import Loss
 
 @full_precision
 def sequence_log_probs(logits: Tensor, targets: Tensor, *, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """(sum of log softmax(logits)[target] over the answer's tokens [batch], their number [batch]).
+    """Returns (sum of log softmax(logits)[target] over the answer's tokens [batch], their number [batch]).
 
     logits: [batch, time, classes], where logits[:, t] predicts targets[:, t]: shift a causal model's outputs before;
     targets: [batch, time], `ignore_index` outside the answer.
     """
     same_shape(logits=logits[..., 0], targets=targets)
-    held = targets != ignore_index
+    answered = targets != ignore_index
     each = -F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=ignore_index, reduction="none")
-    return torch.where(held, each, 0.0).sum(dim=1), held.sum(dim=1)
+    return torch.where(answered, each, 0.0).sum(dim=1), answered.sum(dim=1)
 
 
 def _margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
@@ -76,9 +77,9 @@ def kto(
     """lambda_y - v: lambda_D (1 - sigmoid(beta (r - z))) for a desirable answer, lambda_U (1 - sigmoid(beta (z - r)))
     for one that is not, r = log policy/reference (Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8).
 
-    policy, reference, desirable: [n]; kl: [m], log policy/reference of answers to other prompts, whose mean, if above
-    0, is z, a constant without gradient; None: z = 0. A sum over answers for a given z: accumulation is exact where
-    every micro-batch is given the `kl` of the whole window.
+    policy, reference, desirable: [n]; kl: [m], log policy/reference of answers to other prompts: z is their mean, at
+    least 0, without gradient, and 0 without `kl`. For a fixed z the loss is a sum over answers: accumulation is exact
+    where every micro-batch gets the `kl` of the whole window.
     """
     same_shape(policy=policy, reference=reference, desirable=desirable)
     r = policy - reference

@@ -1,7 +1,7 @@
 """Losses of a cross-section, such as the stocks of a day: correlation, correlation of ranks, Sharpe ratio.
 
-Shapes: predictions, targets, valid are [..., items], one cross-section per row; in a Loss the rows are [days]. What is
-not valid is replaced before any arithmetic. A row of fewer than `min_items` valid items, or of constant targets, has no
+Shapes: predictions, targets, valid are [..., items], one cross-section per row; in a Loss the rows are [days]. Invalid
+items are replaced before any arithmetic. A row of fewer than `min_items` valid items, or of constant targets, has no
 rank: it is left out of sum and count, and counted in the term `excluded_days`. A Loss is a sum over days, so that
 accumulation is exact where micro-batches are cut between days (for `sharpe`, between blocks), not within them.
 """
@@ -55,8 +55,8 @@ def sharpe(
 
 
 def _cleaned(predictions: Tensor, targets: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """(predictions, targets, valid), zeroed where not valid. A target that is not finite is none; a prediction that is
-    not finite stays, and shows in the loss."""
+    """Returns (predictions, targets, valid), zeroed where not valid. A target that is not finite is not valid; a
+    prediction that is not finite stays, and shows in the loss."""
     same_shape(predictions=predictions, targets=targets)
     valid = targets.isfinite() if valid is None else valid & targets.isfinite()
     p, y = zeroed(valid, predictions, targets)
@@ -64,7 +64,7 @@ def _cleaned(predictions: Tensor, targets: Tensor, valid: Tensor | None) -> tupl
 
 
 def _varies(y: Tensor, valid: Tensor) -> Tensor:
-    """Whether targets differ within a row by more than rounding, on whatever scale."""
+    """Returns true for rows whose targets differ by more than rounding, on any scale."""
     mean, variance, _ = moments(y, valid)
     return variance > 1e-12 * (variance + mean.square())
 
@@ -74,7 +74,7 @@ def _sum_over(days: Tensor, values: Tensor) -> Loss:
 
 
 def moments(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(mean, variance, number) over the valid items, [...] from x [..., items]; x is 0 where not valid."""
+    """Returns (mean, variance, number) over the valid items, [...] from x [..., items]; x is 0 where not valid."""
     n = valid.sum(dim=-1)
     safe = n.clamp(min=1)
     mean = x.sum(dim=-1) / safe
@@ -83,7 +83,7 @@ def moments(x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def correlation(p: Tensor, y: Tensor, valid: Tensor) -> Tensor:
-    """cov / sqrt((var p + eps)(var y + eps)): eps inside the root keeps the gradient finite at a constant p."""
+    """Returns cov / sqrt((var p + eps)(var y + eps)): eps in the root keeps the gradient finite at a constant p."""
     p_mean, p_var, n = moments(p, valid)
     y_mean, y_var, _ = moments(y, valid)
     product = torch.where(valid, (p - p_mean[..., None]) * (y - y_mean[..., None]), 0.0)
@@ -100,7 +100,7 @@ def soft_ranks(p: Tensor, valid: Tensor, tau: float) -> Tensor:
 
 
 def average_ranks(y: Tensor, valid: Tensor) -> Tensor:
-    """Ranks 1..n of the valid, ties sharing their mean. No gradient."""
+    """Returns the ranks 1..n of the valid items, without gradient; ties share their mean."""
     y = torch.where(valid, y, torch.inf).detach().contiguous()
     ordered = y.sort(dim=-1).values
     below = torch.searchsorted(ordered, y, right=False)
@@ -109,7 +109,7 @@ def average_ranks(y: Tensor, valid: Tensor) -> Tensor:
 
 
 def soft_rank_ic(p: Tensor, y: Tensor, valid: Tensor, tau: float) -> Tensor:
-    """Correlation of the soft ranks of p with the average ranks of y; ranks as shares of n, so that eps is small."""
+    """Returns the correlation of p's soft ranks with y's average ranks, as shares of n so that eps is small."""
     n = valid.sum(dim=-1, keepdim=True).clamp(min=1)
     soft = torch.where(valid, soft_ranks(p, valid, tau) / n, 0.0)
     hard = torch.where(valid, average_ranks(y, valid) / n, 0.0)
@@ -121,7 +121,7 @@ def sharpe_ratios(p: Tensor, r: Tensor, valid: Tensor, blocks: Tensor) -> Tensor
 
     p, r, valid: [days, ..., items]; blocks: [blocks, days], 0 for excluded days; a block of fewer than
     MIN_SHARPE_DAYS gives its days 0, without gradient. Returns over h > 1 days of successive days share up to h - 1 of
-    their days: one who holds the same portfolio varies less within a block than one who trades, so the term rewards
+    their days: a portfolio that stays the same varies less within a block than one that trades, so the term rewards
     persistence, more so the longer h is beside the block. Scale the returns to a deviation of about 1: the ratio has
     no scale (Sharpe 1966), but eps has.
     """

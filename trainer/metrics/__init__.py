@@ -1,1 +1,1 @@
-"""Numbers about a run: sums over an epoch, the best so far, rates, the progress line."""
+"""Numbers of a run: sums over an epoch, the best value so far, rates, and the progress line."""

@@ -1,8 +1,8 @@
-"""Computes model FLOPs utilisation: how much of a device's arithmetic is the model's own (Chowdhery et al. 2022, arXiv
-2204.02311, appendix B).
+"""Computes model FLOPs utilisation: the share of a device's arithmetic that the model uses (Chowdhery et al. 2022,
+arXiv 2204.02311, appendix B).
 
-A step's operations are counted, not run, on fake tensors: products, convolutions and attention, forward and backward;
-what activation checkpointing computes again is not the model's.
+A step's operations are counted, not run, on fake tensors: products, convolutions and attention, forward and backward.
+Operations that activation checkpointing repeats do not count.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -23,7 +23,7 @@ from trainer.data import Loader
 from trainer.errors import ConfigError
 from trainer.task import Task, built
 
-# Teraflops of dense products, by the vendor's data sheets; fp16 as bf16. Of a device whose name has the word.
+# Teraflops of dense products by the vendor's data sheets, for devices whose name contains the word; fp16 is as bf16.
 PEAKS: dict[str, dict[str, float]] = {
     "A100": {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0},
     "H100 80GB HBM3": {"fp32": 67.0, "tf32": 494.7, "bf16": 989.4, "fp8": 1978.9},
@@ -34,22 +34,24 @@ PEAKS: dict[str, dict[str, float]] = {
 def full_rate(
     task: Task, config: TrainConfig, tflops: float | Literal["auto"], device: torch.device, loader: Loader
 ) -> float:
-    """The samples per second of devices of `tflops` each that did nothing but the model's arithmetic. Raises
-    ConfigError where that is not known."""
+    """Returns the samples per second of devices that spent all of their `tflops` on the model's arithmetic.
+
+    Raises ConfigError where the model's operations or the device's peak are unknown.
+    """
     size = min(loader.sampler.micro_batch_size, loader.sampler.size)
     try:
-        each = flops(copy.copy(task), loader.first(size)) / size
+        per_sample = flops(copy.copy(task), loader.first(size)) / size
     except DataDependentOutputException as error:
         raise ConfigError(
             f"the loss looks at values, so its operations cannot be counted: leave train.peak_tflops out ({error})."
         ) from error
-    if each == 0:
+    if per_sample == 0:
         raise ConfigError("the model has no products to count: leave train.peak_tflops out.")
-    return (_known(config, device) if tflops == "auto" else tflops) * 1e12 * config.parallel.ranks / each
+    return (_known(config, device) if tflops == "auto" else tflops) * 1e12 * config.parallel.ranks / per_sample
 
 
 def flops(task: Task, batch: Any) -> int:
-    """Floating point operations, two a multiplication and addition, of a forward and a backward pass of `batch`."""
+    """Returns the floating point operations of a forward and a backward pass over `batch`; a multiply-add is two."""
     fake, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     with fake, sdpa_kernel(SDPBackend.MATH), counter:
         inputs = tree_map(lambda x: fake.from_tensor(x) if isinstance(x, Tensor) else x, batch)
@@ -58,7 +60,7 @@ def flops(task: Task, batch: Any) -> int:
 
 
 def _known(config: TrainConfig, device: torch.device) -> float:
-    """Teraflops of one device, by its name."""
+    """Returns the teraflops of one device, by its name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
     precision = "bf16" if config.precision == "fp16" else config.precision
     for word, peaks in PEAKS.items():

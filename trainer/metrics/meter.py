@@ -15,19 +15,19 @@ from trainer.runtime.window import Window
 PER_STEP = ("grad_norm", "clipped")  # means over steps; the other means are over the loss's own count
 COUNTS = ("skipped_steps", "empty_steps")
 NOISE = ("noise/square", "noise/trace")  # sums of |G|^2 and tr(Sigma), whose ratio is the noise scale
-OWN = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", "noise_scale", *PER_STEP, *COUNTS)}
+RESERVED = {f"train/{name}" for name in ("loss", "lr", "samples_per_sec", "noise_scale", *PER_STEP, *COUNTS)}
 
 
 class Meter:
     """Sums up windows into the epoch's `train/...` metrics.
 
-    Windows are kept as the tensors they are, on their device, and read in blocks (`drain`), so no step waits for the
-    device. They are added one by one in float64 and in order, so when they are read changes no sum.
+    Windows stay tensors on their device until `drain` reads them in blocks, so no step waits for the device. They are
+    added one by one in float64 and in order, so the time of reading changes no sum.
 
-    `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, less the
-    overflows that fp16's loss scale answers; `gave_up` says that it has reached the guard's limit, and `turned_bad` has
-    the steps at which such rows have begun, until whoever tells of them takes them out. `steps` counts all windows of
-    the trial by what became of them.
+    `consecutive` is the number of windows in a row, up to the last, whose loss or gradient was not finite, without the
+    overflows to which fp16's loss scale responds. `gave_up` is true once it has reached the guard's limit. `turned_bad`
+    has the steps at which such rows began, until the caller that reports them removes them. `steps` counts all windows
+    of the trial by their outcome.
     """
 
     def __init__(self, clip: ClipConfig, guard: GuardConfig) -> None:
@@ -41,15 +41,15 @@ class Meter:
         self._pending: list[tuple[int, Window, float | Tensor]] = []
 
     def begin(self) -> None:
-        """What follows are the steps of a trial that begins."""
+        """Starts the counts of steps anew, for a trial that begins."""
         self.steps = dict.fromkeys(("trained", "skipped", "empty"), 0)
 
     def add(self, step: int, window: Window, norm: float | Tensor) -> None:
-        """Take in a step's window and the norm of its gradient, unread."""
+        """Takes in a step's window and the norm of its gradient, unread."""
         self._pending.append((step, window, norm))
 
     def drain(self) -> list[bool]:
-        """Read what is pending: for each window, whether it was finite and thus trained on. One wait for the device."""
+        """Reads the pending windows, with one wait for the device; returns for each if it was finite and trained on."""
         pending, self._pending = self._pending, []
         rows = [_row(window, norm) for _, window, norm in pending]
         values = _read([[*row.values()] for row in rows])
@@ -91,7 +91,7 @@ class Meter:
 
     @property
     def untrained(self) -> str:
-        """Why the weights are those that training began with, in a sentence; empty where a step was trained on."""
+        """Returns a sentence that says why no step changed the weights; empty where a step was trained on."""
         total = sum(self.steps.values())
         if self.steps["trained"] or not total:
             return ""
@@ -102,7 +102,7 @@ class Meter:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The epoch's metrics so far: means over what was trained on, NaN where nothing was, and counts of the rest."""
+        """Returns the epoch's metrics so far: means over trained windows, NaN without any, and counts of the rest."""
         sums = dict.fromkeys(("loss", "count", "steps", *PER_STEP, *COUNTS), 0.0) | self.sums
         count, steps = sums.pop("count"), sums.pop("steps")
         metrics = {f"train/{name}": sums.pop(name) for name in COUNTS}
@@ -113,10 +113,10 @@ class Meter:
             if name.startswith("count/"):  # of the windows that had the term: a phase may begin within an epoch
                 continue
             key = f"train/{name.removeprefix('term/')}"
-            if name.startswith("term/") and key in OWN:
+            if name.startswith("term/") and key in RESERVED:
                 raise TrainerError(f"Task.loss has a term named {key[6:]!r}, which is the trainer's own: rename it.")
-            of = steps if name in PER_STEP else sums.get(f"count/{name}", count)
-            metrics[key] = value / of if steps else math.nan
+            divisor = steps if name in PER_STEP else sums.get(f"count/{name}", count)
+            metrics[key] = value / divisor if steps else math.nan
         return metrics
 
     def new_epoch(self) -> None:
@@ -130,7 +130,7 @@ class Meter:
 
 
 def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
-    """What is read of a window, by the name of the argument of `Meter._take` that it becomes."""
+    """Returns the numbers of a window by the names of the arguments of `Meter._take` to which they are passed."""
     row: dict[str, float | Tensor] = {"loss": window.loss, "count": window.count, "norm": norm}
     row["met"] = norm if window.met is None else window.met
     row |= {} if window.answered is None else {"answered": window.answered}
@@ -139,7 +139,7 @@ def _row(window: Window, norm: float | Tensor) -> dict[str, float | Tensor]:
 
 
 def _read(rows: list[list[float | Tensor]]) -> list[list[float]]:
-    """The rows as floats; several, or what is on a device, in one transfer."""
+    """Returns the rows as floats, with one transfer for several rows or for tensors on a device."""
     tensors = [value for row in rows for value in row if isinstance(value, Tensor)]
     if tensors and (len(rows) > 1 or tensors[0].device.type != "cpu"):
         values = iter(torch.stack([t.double() for t in tensors]).tolist())

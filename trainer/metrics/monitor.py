@@ -1,4 +1,4 @@
-"""Watches a metric over the epochs: whether it is better, whether it has stopped improving."""
+"""Watches a metric over the epochs and stops training when it no longer improves, or diverges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.runtime.compare import improved
 
 
 def read(metrics: Mapping[str, float], name: str, path: str) -> float:
-    """The metric `name` that field `path` of the configuration asks for."""
+    """Returns the metric `name`, which the configuration asks for at `path`. Raises ConfigError if it is missing."""
     if name not in metrics:
         known = ", ".join(sorted(metrics))
         raise ConfigError(f"train.{path} is {name!r}, which this task does not report: give one of {known}.")
@@ -20,7 +20,7 @@ def read(metrics: Mapping[str, float], name: str, path: str) -> float:
 
 
 class EarlyStopping:
-    """Counts the epochs since the monitored metric last improved. `diverged` says by what value it has diverged."""
+    """Counts the epochs since the monitored metric last improved; `diverged` is a sentence once it has diverged."""
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
@@ -33,7 +33,7 @@ class EarlyStopping:
         return self.bad_epochs >= self.config.patience or self.diverged != ""
 
     def update(self, value: float) -> None:
-        """Take in the metric of one epoch."""
+        """Takes in the metric of one epoch."""
         c = self.config
         if c.divergence is not None and (math.isnan(value) or improved(c.divergence, value, c.mode)):
             self.diverged = f"{c.monitor} came to {value:.4g}, beyond train.early_stopping.divergence={c.divergence:g}."

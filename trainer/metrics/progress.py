@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 ON_TERMINAL, ELSEWHERE = 1.0, 60.0  # seconds between two lines
 _MEANS = ("loss", "grad_norm", "clipped", "count", "steps")  # of the meter's sums
@@ -27,7 +28,7 @@ _MEANS = ("loss", "grad_norm", "clipped", "count", "steps")  # of the meter's su
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the line says. `loss` to `data` are of the time since the line before; None is left out.
+    """The numbers of the line. `loss` to `data` cover the time since the previous line; None is left out.
 
     `rate` is per second in `unit`; `memory` is (in use, in all) in bytes; `clipped` and `data`, the time spent waiting
     for data, are shares; `left` is in seconds.
@@ -63,7 +64,7 @@ class Numbers:
 
 
 class Running(Protocol):
-    """What the line reads of a fit, `trainer.loop.Fit`."""
+    """The part of a fit (`trainer.loop.Fit`) that the line reads."""
 
     task: Any
     config: Any
@@ -78,8 +79,8 @@ class Running(Protocol):
 class Display:
     """Shows the line of a run every `every` seconds, and once more after its last step.
 
-    By default on standard error: on a terminal in its place, every second, else a line a minute. `show` is told the
-    text instead. A fit calls it before its first step, from where it counts, and after each.
+    It writes to standard error: on a terminal in place, every second, else a line a minute. `show` receives the text
+    instead. A fit calls the display before its first step, where the counting starts, and after each step.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None, every: float | None = None) -> None:
@@ -93,7 +94,7 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the last line standing."""
+        """Keeps the last line on the terminal."""
         if self._in_place and self._fit is not None:
             print(file=sys.stderr, flush=True)
 
@@ -117,7 +118,7 @@ class Display:
         self._since(fit, now)
 
     def _since(self, fit: Running, now: float) -> None:
-        """From here on it is the next line's."""
+        """Starts the counts of the next line."""
         self._due, self._at, self._step = now + self._every, now, fit.state.step
         self._counted = dict.fromkeys(_MEANS, 0.0)
         self._carried = -self._waited
@@ -148,7 +149,7 @@ class Display:
 
 
 def _rewrite(text: str) -> None:
-    """In the place of the line before, as much of it as there is room for."""
+    """Writes the text over the previous line, cut to the terminal's width."""
     width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
     print(f"\r{text[: width - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -156,6 +157,8 @@ def _rewrite(text: str) -> None:
 def _memory(device: torch.device) -> tuple[int, int] | None:
     """Bytes that torch holds of the GPU's, or that this process holds of the machine's; None where nobody says."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.memory_reserved(device), torch.cuda.get_device_properties(device).total_memory
     statm = Path("/proc/self/statm")
     if not statm.exists():
@@ -169,13 +172,13 @@ def _exp(loss: float) -> float:
 
 
 def _scientific(value: float) -> str:
-    """`2.8e-4`."""
+    """Formats a number like `2.8e-4`."""
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
 
 def _short(value: float) -> str:
-    """`1.24M`: three digits."""
+    """Formats a number in three digits, like `1.24M`."""
     power = min(max(int(math.log10(value) // 3), 0), 3) if value > 0 else 0
     scaled = value / 1000**power
     digits = 0 if scaled >= 100 else 1 if scaled >= 10 else 2
@@ -187,7 +190,7 @@ def _gigabytes(size: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """`22h15m`: the two largest units."""
+    """Formats a duration in its two largest units, like `22h15m`."""
     if not math.isfinite(seconds):
         return "?"
     left = round(seconds)

@@ -1,4 +1,4 @@
-"""Measures how fast a training run goes: the running epoch's times and rates."""
+"""Measures the speed of a training run: the running epoch's times and rates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.task import Task
 
 
 class Pace:
-    """Times an epoch from where it was entered. Raises ConfigError where the device's peak is asked for and unknown."""
+    """Times an epoch from the window at which it was entered. Raises ConfigError for a peak that is unknown."""
 
     def __init__(
         self, task: Task, config: TrainConfig, device: torch.device, loader: Loader, saver: Saver, meter: Meter
@@ -34,16 +34,16 @@ class Pace:
         self.enter(0)
 
     def enter(self, position: int) -> None:
-        """The epoch is trained on from window `position` on."""
+        """Starts the clock of an epoch that trains from window `position` on."""
         self.position, self.start, self.stopped = position, time.perf_counter(), None
         self.counted, self.trained = self.meter.sums.get("count", 0.0), 0.0
 
     def stop(self) -> None:
-        """Training ends here, and something else comes before `rates`."""
+        """Stops the clock of training, where other work follows before `rates` is called."""
         self.stopped = time.perf_counter()
 
     def rates(self) -> dict[str, float]:
-        """Per second of training; read before anything is evaluated."""
+        """Returns the rates per second of training; called before anything is evaluated."""
         seconds = self.trained = (self.stopped or time.perf_counter()) - self.start
         samples = self.loader.samples(self.position) / seconds
         rates = {"train/samples_per_sec": samples}
@@ -54,9 +54,12 @@ class Pace:
         return rates
 
     def times(self, everyone: Callable[[Any], list[Any]], metrics: Mapping[str, float]) -> dict[str, float]:
-        """The whole epoch, evaluation and all; of it, the share spent waiting for data; and how long training stood
-        still for saves since this was last asked. With several ranks, what each measures of itself, below
-        `system/rank/<rank>/`: `everyone` gathers it, and this one's `metrics` say how it waited for the others."""
+        """Returns the time of the whole epoch with its evaluation, the share spent waiting for data, and the seconds
+        that saves have stopped training since the last call.
+
+        With several ranks, `everyone` gathers each rank's measures below `system/rank/<rank>/`; this rank's `metrics`
+        have the shares of time that it waited.
+        """
         seconds = time.perf_counter() - self.start
         stood, self.saver.seconds = self.saver.seconds, 0.0
         times = {
@@ -64,18 +67,18 @@ class Pace:
             "time/data_share": self.loader.waited / seconds,
             "time/checkpoint_seconds": stood,
         }
-        of_all = everyone(self._own({**times, **metrics}))
-        ranks = enumerate(of_all) if len(of_all) > 1 else ()
-        return times | {f"system/rank/{rank}/{name}": value for rank, own in ranks for name, value in own.items()}
+        gathered = everyone(self._of_this_rank({**times, **metrics}))
+        ranks = enumerate(gathered) if len(gathered) > 1 else ()
+        return times | {f"system/rank/{rank}/{name}": value for rank, part in ranks for name, value in part.items()}
 
-    def _own(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The most memory that this process has had, MiB; the mean seconds of a step; the shares spent waiting."""
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        own = {
-            "memory_mb": most / (2**20 if sys.platform == "darwin" else 2**10),
+    def _of_this_rank(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns this process's peak memory in MiB, the mean seconds of a step, and the shares spent waiting."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        measures = {
+            "memory_mb": peak / (2**20 if sys.platform == "darwin" else 2**10),
             "step_seconds": self.trained / max(self.loader.sampler.windows - self.position, 1),
         }
         if self.device.type == "cuda":
-            own["gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
+            measures["gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.device) / 2**20
         shares = ("data_share", "communication_share")
-        return own | {name: metrics[f"time/{name}"] for name in shares if f"time/{name}" in metrics}
+        return measures | {name: metrics[f"time/{name}"] for name in shares if f"time/{name}" in metrics}

@@ -154,7 +154,7 @@ def _onnx(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[s
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"--format onnx needs {error.name}: pip install -e '.[onnx]' in hpo's clone.") from error
+        raise ConfigError(f"--format onnx needs {error.name}: pip install 'hpo[onnx]'.") from error
     program, free = _traced(model, given)
     with _quietly():
         converted = torch.onnx.export(program, dynamo=True, verbose=False)

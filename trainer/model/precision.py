@@ -65,7 +65,7 @@ def _float8(model: nn.Module) -> nn.Module:
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:
-        raise ConfigError("train.precision 'fp8' needs torchao: pip install -e '.[fp8]' in hpo's clone.") from error
+        raise ConfigError("train.precision 'fp8' needs torchao: pip install 'hpo[fp8]'.") from error
     fits = [m for m in model.modules() if isinstance(m, nn.Linear) and _multiple_of_16(m)]
     if not fits:
         raise ConfigError("train.precision 'fp8' finds no linear layer whose sizes are multiples of 16: use bf16.")

@@ -13,9 +13,9 @@ from trainer.runtime.tensors import divided
 
 
 class Own(Optimizer):
-    """An optimizer whose `update` takes lists of tensors: all of a group's at once, or with `foreach=False` one by one.
+    """An optimizer whose `update` takes lists of tensors: a whole group's at once, or with `foreach=False` one by one.
 
-    All it keeps is in `state`, tensors by parameter and name, so that a checkpoint holds all of it.
+    It keeps everything in `state`, as tensors by parameter and name, so that a checkpoint holds all of it.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, foreach: bool = True, **hyperparameters: Any) -> None:
@@ -30,18 +30,18 @@ class Own(Optimizer):
                     self.update(batch, [p.grad for p in batch], group)
 
     def update(self, params: list[Tensor], grads: list[Any], group: dict[str, Any]) -> None:
-        """Change `params` in place; `grads` is read only."""
+        """Changes `params` in place and only reads `grads`."""
         raise NotImplementedError
 
     def buffers(self, name: str, params: list[Tensor]) -> list[Tensor]:
-        """What is kept as `name` for each parameter; zeros of its shape at first."""
+        """Returns the state `name` of each parameter, which begins as zeros of the parameter's shape."""
         for p in params:
             if name not in self.state[p]:  # contiguous, as a checkpoint gives it back: sums then add up in one order
                 self.state[p][name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
         return [self.state[p][name] for p in params]
 
     def count(self, params: list[Tensor]) -> list[int]:
-        """The number of this update, from 1, for each parameter."""
+        """Counts this update and returns its number for each parameter, from 1."""
         for p in params:
             self.state[p].setdefault("step", torch.zeros(()))
         steps = [self.state[p]["step"] for p in params]
@@ -50,13 +50,16 @@ class Own(Optimizer):
 
 
 def decay(params: list[Tensor], group: dict[str, Any]) -> None:
-    """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101): p <- (1 - lr wd) p."""
+    """Applies decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101): p <- (1 - lr wd) p."""
     if group["weight_decay"]:
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
 
 
 def divided_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """What is of the shape of `like`, whole on every rank or divided in another way, divided as that is."""
+    """Returns `tensor`, which has the shape of `like`, divided over the ranks as `like` is.
+
+    It may come in whole on every rank, or divided in another way.
+    """
     if not divided(like):
         return tensor
     if not divided(tensor):

@@ -1,4 +1,4 @@
-"""From `train.optim` to an optimizer over a model's parameters."""
+"""Builds the optimizer that `train.optim` names over a model's parameters."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trainer.runtime.dotted import named
 
 
 def learning_rate(config: OptimConfig) -> float:
-    """The peak learning rate: the one given, else the optimizer's own."""
+    """Returns the peak learning rate: the configured one, else the optimizer's default."""
     return config.hyperparameters["lr"]
 
 
 def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Optimizer:
-    """The optimizer `config` names, over the parameters of `model` that require a gradient.
+    """Returns the optimizer that `config` names, over the parameters of `model` that require a gradient.
 
-    A group of its `param_groups` has, besides what torch puts there, `lr_scale`: its share of the learning rate.
-    Raises ConfigError for what `check` refuses, and for an optimizer of the user's own that cannot be made.
+    Each of its `param_groups` has `lr_scale`, its share of the learning rate, besides torch's entries. Raises
+    ConfigError for what `check` refuses, and for a user's optimizer that cannot be made.
     """
     without_compiler()
     groups = param_groups(model, config)
@@ -33,7 +33,7 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
 
 
 def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[str, Any]]], Optimizer]:
-    """What makes the optimizer `config` names of groups of parameters, unchecked."""
+    """Returns a function that makes the optimizer that `config` names from groups of parameters, unchecked."""
     if config.name in OPTIMIZERS:
         make = named(OPTIMIZERS[config.name].build, "OPTIMIZERS")
         return lambda groups: make(groups, **config.arguments, **_implementation(config, sharded, groups))
@@ -41,7 +41,7 @@ def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[
 
 
 def check(config: OptimConfig, model: nn.Module) -> None:
-    """Refuse, with a ConfigError that names the alternative, what the optimizer cannot do with this model."""
+    """Raises ConfigError, which names the alternative, for what the optimizer cannot do with this model."""
     if config.name == "muon" and not any(group["muon"] for group in param_groups(model, config)):
         raise ConfigError(
             f"train.optim.name is 'muon', and {type(model).__name__} has no hidden matrix for it (a parameter of two "
@@ -53,7 +53,7 @@ def check(config: OptimConfig, model: nn.Module) -> None:
     if name is None or known is None:
         return
     if not known.takes_complex:
-        others = ", ".join(other for other, one in OPTIMIZERS.items() if one.takes_complex)
+        others = ", ".join(other for other, entry in OPTIMIZERS.items() if entry.takes_complex)
         raise ConfigError(
             f"train.optim.name is {config.name!r}, which takes no complex parameters such as {name!r}: choose one of "
             f"{others}, or train its real and imaginary parts (torch.view_as_real)."

@@ -1,4 +1,4 @@
-"""Torch's own optimizers where their arguments differ from ours. Adam and AdamW need nothing."""
+"""Adapts torch's optimizers whose arguments differ from ours. Adam and AdamW are used as they are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def sgd(groups: list[dict[str, Any]], **hyperparameters: Any) -> Optimizer:
     """Sutskever et al. 2013, with torch's v = momentum * v + g; decay enters the gradient."""
     optimizer = SGD(groups, **hyperparameters)
     if hyperparameters["momentum"]:
-        # v = 0 makes the first step what torch's own first step is, v = g. Torch would leave v uninitialised where
-        # the very first step is one that `found_inf` skips.
+        # With v = 0 the first step is torch's first step, v = g. Torch would leave v uninitialised if `found_inf`
+        # skipped the very first step.
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
     return optimizer

@@ -1,4 +1,4 @@
-"""Parameter groups: who decays, and at which share of the learning rate."""
+"""Divides a model's parameters into groups by their weight decay and their share of the learning rate."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.model.norms import NORMS
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """The trainable parameters in the model's order, those together that are treated alike.
+    """Returns the trainable parameters in the model's order, in groups that are treated alike.
 
     A group has `params`, `weight_decay`, `lr_scale`, `vector` (norms, biases and other parameters of fewer than two
-    dimensions, which do not decay by themselves and whose steps LAMB and LARS do not scale by layer) and, for muon,
-    `muon`: whether Muon trains it, and not AdamW. Raises ConfigError for a model without parameters and for a pattern
-    that matches none.
+    dimensions, which do not decay unless a pattern says so and whose steps LAMB and LARS do not scale by layer) and,
+    for muon, `muon`: true where Muon trains it, false where AdamW does. Raises ConfigError for a model without
+    trainable parameters and for a pattern that matches none.
     """
     hyperparameters = config.hyperparameters
     parameters = list(_parameters(model))
@@ -34,27 +34,27 @@ def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
         vector = p.ndim < 2 or name.rpartition(".")[2].startswith("bias") or isinstance(module, NORMS)
         decay = 0.0 if vector else hyperparameters["weight_decay"]
         scale = config.layer_decay ** (max(depths.values()) - depths[name])
-        if (special := next((one for one in config.groups if fnmatchcase(name, one.pattern)), None)) is not None:
+        if (special := next((group for group in config.groups if fnmatchcase(name, group.pattern)), None)) is not None:
             matched.add(special.pattern)
             scale *= special.lr_scale
             decay = decay if special.weight_decay is None else special.weight_decay
         key = {"weight_decay": decay, "lr_scale": scale, "vector": vector}
         if config.name == "muon":
             other = vector or p.ndim != 2 or isinstance(module, (nn.Embedding, nn.EmbeddingBag))
-            key["muon"] = not other and not any(fnmatchcase(name, one) for one in hyperparameters["adamw"])
+            key["muon"] = not other and not any(fnmatchcase(name, pattern) for pattern in hyperparameters["adamw"])
         groups.setdefault(tuple(key.values()), {"params": [], **key})["params"].append(p)
-    for one in config.groups:
-        if one.pattern not in matched:
+    for group in config.groups:
+        if group.pattern not in matched:
             some = ", ".join(name for name, _, _ in parameters[:5])
             raise ConfigError(
-                f"train.optim.groups: no parameter is left for pattern {one.pattern!r}; "
+                f"train.optim.groups: no parameter is left for pattern {group.pattern!r}; "
                 f"this model's names are such as {some}: give a pattern that matches, before those that match the same."
             )
     return sorted(groups.values(), key=lambda group: group["vector"])
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module]]:
-    """Name, parameter and its module, of all that require a gradient; a shared one once, by its first name."""
+    """Yields (name, parameter, its module) for each that requires a gradient; a shared one once, by its first name."""
     seen: set[nn.Parameter] = set()
     for prefix, module in model.named_modules():
         for name, p in module.named_parameters(recurse=False):
@@ -64,10 +64,10 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module
 
 
 def _depths(names: list[str]) -> dict[str, int]:
-    """How deep each parameter lies: its block's number in the order of the model.
+    """Returns the depth of each parameter: its block's number in the order of the model.
 
-    A block is what the name says up to its first number (`encoder.layers.3`), else its first part (`embed`); the
-    model's own parameters come first.
+    A block is the name up to its first number (`encoder.layers.3`), else its first part (`embed`). Parameters that
+    belong to the model itself come first.
     """
     blocks: dict[str, int] = {}
     return {name: blocks.setdefault(_block(name), len(blocks)) for name in names}

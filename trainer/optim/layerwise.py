@@ -15,7 +15,7 @@ from trainer.optim.base import Own
 
 
 def _ratios(weights: list[Tensor], steps: Any) -> list[Tensor]:
-    """|w| / |step| of each layer; 1 where either is 0."""
+    """Returns |w| / |step| of each layer; 1 where either is 0."""
     pairs = zip(torch._foreach_norm(weights), torch._foreach_norm(steps), strict=True)
     return [torch.where((w > 0) & (s > 0), w / s, torch.ones_like(w)) for w, s in pairs]
 
@@ -59,7 +59,7 @@ class Lars(Own):
         torch._foreach_sub_(params, velocity)
 
     def _local(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """The local learning rate of each layer; 1 where its weights or its gradient are 0."""
+        """Returns the local learning rate of each layer; 1 where its weights or its gradient are 0."""
         pairs = zip(torch._foreach_norm(params), torch._foreach_norm(grads), strict=True)
         trust, decay = group["trust_coefficient"], group["weight_decay"]
         return [torch.where((w > 0) & (g > 0), trust * w / (g + decay * w), torch.ones_like(w)) for w, g in pairs]

@@ -15,8 +15,8 @@ from trainer.config import OptimConfig
 class Lookahead:
     """Every `k` steps of any optimizer: slow <- slow + alpha (fast - slow), fast <- slow.
 
-    The optimizer's own state goes on as it is. Between two such steps the model holds the fast weights, also where it
-    is evaluated and saved. The slow ones are state, with the number of steps taken.
+    The optimizer's state is left alone. Between two such steps the model holds the fast weights, also when it is
+    evaluated and saved. The slow weights and the number of steps are state.
     """
 
     def __init__(self, params: Mapping[str, nn.Parameter], k: int, alpha: float) -> None:
@@ -29,7 +29,7 @@ class Lookahead:
 
     @torch.no_grad()
     def step(self) -> None:
-        """After each step of the optimizer."""
+        """Counts a step of the optimizer; every `k`-th moves the slow weights and copies them to the model."""
         self.steps += 1
         if self.steps % self.k == 0:
             slow, fast = list(self.slow.values()), list[Tensor](self.params.values())
@@ -41,7 +41,7 @@ class Lookahead:
 
     @torch.no_grad()
     def load(self, state: dict[str, Any] | None) -> None:
-        """Go on from `state`; None, from a run without Lookahead: begin at the model's weights, as they are now."""
+        """Continues from `state`; None, from a run without Lookahead, begins at the model's current weights."""
         self._restart()
         if state is not None:
             self.steps = state["steps"]
@@ -50,6 +50,6 @@ class Lookahead:
 
 
 def lookahead(config: OptimConfig, model: nn.Module) -> Lookahead | None:
-    """Lookahead around the optimizer of `config`, of the parameters that are trained; None where it has none."""
+    """Returns Lookahead over the trained parameters of `model`, or None where `config` does not ask for it."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return Lookahead(trained, k, config.lookahead.alpha) if (k := config.lookahead_k) else None

@@ -13,9 +13,10 @@ from trainer.optim.unmarked import unmarked
 
 
 def orthogonalised(x: Tensor, steps: int) -> Tensor:
-    """About U V^T of x = U S V^T, [rows, columns], by quintic Newton-Schulz iterations: singular values near 1.
+    """Returns about U V^T for x [rows, columns] = U S V^T, by quintic Newton-Schulz iterations; singular values near 1.
 
-    In bf16 on a GPU, as its authors do; elsewhere in the dtype of x, since bf16 products are slow without hardware.
+    It computes in bf16 on a GPU, as its authors do, and elsewhere in the dtype of x, since bf16 products are slow
+    without hardware for them.
     """
     wide = x.shape[0] <= x.shape[1]
     y = (x if wide else x.T).to(torch.bfloat16 if x.device.type == "cuda" else x.dtype)
@@ -67,7 +68,7 @@ class Muon(optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Make the two that do the work, over this object's groups and state."""
+        """Makes the two optimizers that do the work, over this object's groups and state."""
         matrices = [group for group in self.param_groups if group["muon"]]
         others = [group for group in self.param_groups if not group["muon"]]
         self.parts = [make(groups) for make, groups in ((_Matrices, matrices), (optim.AdamW, others)) if groups]

@@ -27,11 +27,10 @@ class Sam:
 
     @contextmanager
     def perturbed(self) -> Iterator[None]:
-        """Inside, the weights are those of the worst point by the gradients at hand, which may be divided or not;
-        afterwards they are what they were, to the bit.
+        """Moves the weights to the worst point by the current gradients, and afterwards restores them to the bit.
 
-        A gradient that is not finite leads to weights and thus to a second gradient that are not, so the guard, which
-        looks at the second alone, sees both.
+        Gradients may be divided over the ranks or whole. One that is not finite makes the weights, and so the second
+        gradient, not finite too: the guard, which looks at the second alone, sees both.
         """
         params: list[Tensor] = [p for p in self.params if p.grad is not None]
         before = [p.detach().clone() for p in params]

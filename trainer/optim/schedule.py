@@ -45,7 +45,7 @@ FIELD = "train.schedule.name"
 
 @dataclass(frozen=True)
 class Run:
-    """What a schedule is stretched over: its peak and, in steps, the warmup, the whole run and its epochs."""
+    """The run that a schedule covers: its peak and, in steps, the warmup, the whole run and its epochs."""
 
     lr: float
     warmup: float
@@ -54,20 +54,20 @@ class Run:
 
     @property
     def fall(self) -> float:
-        """The steps after the warmup."""
+        """Returns the number of steps after the warmup, at least 1."""
         return max(self.total - self.warmup, 1)
 
     def progress(self, step: float) -> float:
-        """0 at the end of the warmup, 1 at the end of the run and after it."""
+        """Returns the progress after the warmup: 0 at its end, 1 at the end of the run and later."""
         return min((step - self.warmup) / self.fall, 1.0)
 
     def epochs(self, step: float) -> float:
-        """Epochs since the end of the warmup."""
+        """Returns the number of epochs since the end of the warmup."""
         return self.lengths.epoch(step) - self.lengths.epoch(self.warmup)
 
 
 def warmup_length(config: ScheduleConfig, total: int, lengths: Epochs) -> float:
-    """The warmup's length in steps, whichever way it was given; for one_cycle, that of its rise, by default torch's."""
+    """Returns the warmup's length in steps, however it is configured; for one_cycle its rise, by default torch's."""
     if config.warmup_steps is not None:
         return config.warmup_steps
     if config.warmup_epochs is not None:
@@ -78,7 +78,7 @@ def warmup_length(config: ScheduleConfig, total: int, lengths: Epochs) -> float:
 
 
 def never_warm(config: ScheduleConfig, total: int, lengths: Epochs) -> str:
-    """That the warmup is not over when the run is, in words; empty where it is."""
+    """Returns a clause that says that the warmup outlasts the run; empty where it does not."""
     length = warmup_length(config, total, lengths)
     if length < total:
         return ""
@@ -89,18 +89,19 @@ def never_warm(config: ScheduleConfig, total: int, lengths: Epochs) -> str:
 
 
 def scaled_lr(config: ScheduleConfig, lr: float, batch_size: int) -> float:
-    """The peak for `batch_size`: times its ratio to `base_batch_size` (Goyal et al. 2017, arXiv 1706.02677), or times
-    the root of it (Krizhevsky 2014, arXiv 1404.5997; for Adam, Malladi et al. 2022, arXiv 2205.10330)."""
+    """Returns the peak for `batch_size`: `lr` times its ratio to `base_batch_size` (Goyal et al. 2017, arXiv
+    1706.02677), or times the root of the ratio (Krizhevsky 2014, arXiv 1404.5997; for Adam, Malladi et al. 2022, arXiv
+    2205.10330)."""
     ratio = batch_size / (config.base_batch_size or 256)
     return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scale_lr]
 
 
 def schedule(config: ScheduleConfig, lr: float, total: int, lengths: Epochs) -> Rate:
-    """The learning rate as a function of the step on [0, total]. For plateau, before its scaling.
+    """Returns the learning rate as a function of the step on [0, total]; for plateau, before its scaling.
 
-    `lr` is the peak, `total` the number of optimizer steps of the run, `lengths` its epochs. Continuous, but for the
-    steps of step and multi_step and the restarts of cosine_restarts. Raises ConfigError where a function of the user's
-    cannot be used.
+    `lr` is the peak, `total` the number of optimizer steps of the run, `lengths` its epochs. The function is continuous
+    but for the steps of step and multi_step and the restarts of cosine_restarts. Raises ConfigError for a user's
+    function that cannot be used.
     """
     run = Run(lr, warmup_length(config, total, lengths), total, lengths)
     decay = (SCHEDULES.get(config.name) or _own)(config, run)
@@ -128,7 +129,7 @@ WARMUPS: dict[str, Callable[[ScheduleConfig, float, float, float], float]] = {
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """Half a cosine from `start` at progress 0 to `end` at 1, and flat after it."""
+    """Returns the value of half a cosine from `start` at progress 0 to `end` at 1, flat after that."""
     return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
@@ -235,8 +236,8 @@ def cyclical(c: ScheduleConfig, run: Run) -> Rate:
 
 
 def users_own(name: str) -> Callable[[ScheduleConfig, Run], Any]:
-    """The user's `package.module:function`: called as the others are, with the configuration and the run. Raises
-    ConfigError where it cannot be."""
+    """Returns the user's `package.module:function`, which is called like the others with the configuration and the
+    run. Raises ConfigError where it cannot be called so."""
     make = named(name, FIELD)
     check_call(make, f"{FIELD}={name!r}", "let it take two arguments, the configuration and the run", None, None)
     return make
@@ -274,11 +275,11 @@ SCHEDULES: dict[str, Callable[[ScheduleConfig, Run], Rate]] = {
 
 
 class Plateau:
-    """Scale the learning rate down when a metric stops improving, as torch's ReduceLROnPlateau with a relative
-    threshold does of positive metrics.
+    """Scales the learning rate down when a metric stops improving, as torch's ReduceLROnPlateau does with a relative
+    threshold for positive metrics.
 
-    A negative one has to improve by threshold |best| too, where torch takes what is worse by less for an improvement. A
-    value that is not finite is none."""
+    A negative metric has to improve by threshold |best| too, where torch takes a value that is slightly worse for an
+    improvement. A value that is not finite never improves."""
 
     def __init__(self, config: PlateauConfig, lr: float) -> None:
         self.config = config
@@ -288,7 +289,7 @@ class Plateau:
         self.bad_epochs = 0
 
     def update(self, value: float) -> None:
-        """Take in the metric of one epoch."""
+        """Takes in the metric of one epoch."""
         margin = 0.0 if self.best is None else abs(self.best) * self.config.threshold
         if math.isfinite(value) and improved(value, self.best, self.config.mode, margin):
             self.best, self.bad_epochs = value, 0

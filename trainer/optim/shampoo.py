@@ -21,14 +21,14 @@ class _Kronecker(Own):
         super().__init__(groups, foreach=False, **hyperparameters)
 
     def gram(self, p: Tensor, g: Tensor, max_dim: int) -> dict[str, Tensor]:
-        """G G^T for the left side and G^T G for the right one, of those no longer than `max_dim`."""
+        """Returns G G^T for the left side and G^T G for the right one, without sides longer than `max_dim`."""
         if p.ndim < 2:
             return {}
         products = {"left": (g.shape[0], lambda: g @ g.T), "right": (g.shape[1], lambda: g.T @ g)}
         return {side: product() for side, (size, product) in products.items() if size <= max_dim}
 
     def transform(self, g: Tensor, matrices: dict[str, Tensor]) -> Tensor:
-        """left^T G right, without the sides that are missing."""
+        """Returns left^T G right, without the sides that are missing."""
         g = matrices["left"].T @ g if "left" in matrices else g
         return g @ matrices["right"] if "right" in matrices else g
 
@@ -67,7 +67,7 @@ class Shampoo(_Kronecker):
 
 
 def _power(matrix: Tensor, exponent: float, floor: float) -> Tensor:
-    """The power of a symmetric matrix, its eigenvalues at least `floor`; contiguous, as a checkpoint gives it back."""
+    """Returns a power of a symmetric matrix with eigenvalues of at least `floor`; contiguous, as after a checkpoint."""
     values, vectors = torch.linalg.eigh(matrix)
     return ((vectors * values.clamp(min=floor) ** exponent) @ vectors.T).contiguous()
 
@@ -104,5 +104,5 @@ class Soap(_Kronecker):
 
 
 def _inverse(bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What `transform` takes to go back."""
+    """Returns the matrices with which `transform` undoes a transform by `bases`."""
     return {side: basis.T for side, basis in bases.items()}

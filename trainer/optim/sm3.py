@@ -21,8 +21,8 @@ class SM3(Own):
     nu = min over dimensions i of acc_i + g^2,  acc_i <- max of nu over the other dimensions,
     m <- mu m + (1 - mu) g / sqrt(nu),  p <- (1 - lr wd) p - lr m, where 0/0 is 0.
 
-    Of a parameter of which each rank has a part, all ranks keep the accumulators whole, which are as large as its sides
-    together: of nu itself nothing is sent.
+    Where each rank has a part of a parameter, all ranks keep the accumulators whole, which are as large as its sides
+    together; nu itself is never sent.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **hyperparameters: Any) -> None:
@@ -45,23 +45,25 @@ class SM3(Own):
 
 
 def _largest(nu: Tensor, i: int, start: int, like: Tensor) -> Tensor:
-    """The maximum over all dimensions but `i` of what `nu` is this rank's part of, divided as `like` is: along `i` it
-    begins at `start`, and it may be empty."""
+    """Returns the maximum over all dimensions but `i` of the whole tensor of which `nu` is this rank's part.
+
+    The tensor is divided as `like` is. Along `i` the part begins at `start`, and it may be empty.
+    """
     others = [k for k in range(nu.ndim) if k != i]
     if not divided(like):
         return nu.amax(others, keepdim=True)
     side = like.shape[i] if i < like.ndim else 1
-    found = nu.new_zeros([side if k == i else 1 for k in range(nu.ndim)])
+    largest = nu.new_zeros([side if k == i else 1 for k in range(nu.ndim)])
     if nu.numel():
-        found.narrow(i, start, nu.shape[i]).copy_(nu.amax(others, keepdim=True))
+        largest.narrow(i, start, nu.shape[i]).copy_(nu.amax(others, keepdim=True))
     for dim, placement in enumerate(like.placements):
         if not placement.is_replicate():
-            dist.all_reduce(found, dist.ReduceOp.MAX, group=like.device_mesh.get_group(dim))
-    return found
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=like.device_mesh.get_group(dim))
+    return largest
 
 
 def _starts(tensor: Tensor) -> list[int]:
-    """Where in it this rank's part begins, by dimension."""
+    """Returns the offsets in `tensor` at which this rank's part begins, by dimension, and two zeros."""
     offset: Sequence[int] = [0] * tensor.ndim
     if divided(tensor):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -75,5 +77,5 @@ def _part(tensor: Any) -> Tensor:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """As it was made: what has the shape of its parameter, a checkpoint gives back divided."""
+    """Returns the tensor whole, as it was made: a checkpoint divides state that has the shape of its parameter."""
     return tensor.full_tensor() if divided(tensor) else tensor

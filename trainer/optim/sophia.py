@@ -21,17 +21,17 @@ class Sophia(Own):
     m <- beta1 m + (1 - beta1) g,  every k steps h <- beta2 h + (1 - beta2) u (H u) with u ~ N(0, 1),
     p <- (1 - lr wd) p - lr clip(m / max(gamma h, eps), 1).
 
-    The training loop has it `observe` the curvature of every window that is `due`, and `forget` before the others.
+    The training loop calls `observe` for every window that is `due`, and `forget` before the others.
     """
 
     curvature: Mapping[Tensor, Tensor] = MappingProxyType({})  # of the window at hand, by parameter
 
     def due(self, step: int) -> bool:
-        """Whether the window of `step` is one to look at the curvature of."""
+        """Returns true where the curvature is to be estimated at `step`."""
         return step % self.param_groups[0]["update_every"] == 0
 
     def forget(self) -> None:
-        """Step without a look at the curvature, also where the last one was not stepped on."""
+        """Drops the last estimate, used or not, so that the next step keeps the curvature as it is."""
         self.curvature = {}
 
     def observe(
@@ -41,11 +41,11 @@ class Sophia(Own):
         seed: int,
         add_up: Callable[[Sequence[Tensor]], None] = lambda _: None,
     ) -> Tensor:
-        """Estimate the diagonal of the Hessian of sum(losses)/count for the step that follows, and give its norm.
+        """Estimates the diagonal of the Hessian of sum(losses)/count for the next step, and returns its norm.
 
-        `add_up` puts the sum over all ranks in place of each tensor. One u serves all losses, so that how a window is
-        cut into micro-batches and shares changes nothing but rounding. Raises ConfigError where the model has no second
-        derivative.
+        `add_up` replaces each tensor by its sum over all ranks. One u serves all losses, so that the division of a
+        window into micro-batches and shares changes nothing but rounding. Raises ConfigError where the model has no
+        second derivative.
         """
         params = [p for group in self.param_groups for p in group["params"]]
         generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ class Sophia(Own):
 
 
 def _products(loss: Tensor, params: list[Tensor], us: list[Tensor]) -> list[Tensor]:
-    """H u, with H the Hessian of `loss`; zeros where the loss does not depend on a parameter, or only linearly."""
+    """Returns H u, with H the Hessian of `loss`; zeros where the loss is constant or linear in a parameter."""
     zeros = [torch.zeros_like(p) for p in params]
     if not loss.requires_grad:
         return zeros

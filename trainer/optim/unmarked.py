@@ -1,4 +1,4 @@
-"""Uses torch's optimizers without what torch puts around them for its profiler and its compiler."""
+"""Calls torch's optimizers without the wrappers that torch adds for its profiler and its compiler."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _INSTEAD = "__dynamo_disable"  # where torch keeps what it calls in place of a m
 
 
 def unmarked(of: Optimizer) -> Callable[[], Any]:
-    """`of.step` without the profiler's mark, which takes a fifth of a small model's step, unless a profiler is on.
+    """Returns `of.step` without the profiler's mark, which takes a fifth of a small model's step, unless one is on.
 
-    torch wraps the `step` of every class of optimizers, for the mark and for hooks (`Optimizer.profile_hook_step`).
-    Where there are hooks, or the class is not wrapped so, it is called as it is. Of its own optimizers torch has also
-    wrapped what is below, in what switches gradients off and imports torch._dynamo to be told apart in compiled code
-    (`_use_grad_for_differentiable`): the first is done here.
+    torch wraps the `step` of every optimizer class for the mark and for hooks (`Optimizer.profile_hook_step`). With
+    hooks, or without that wrapper, `step` is called as it is. Below it, torch's optimizers have a second wrapper
+    (`_use_grad_for_differentiable`), which switches gradients off and imports torch._dynamo to mark compiled code: the
+    former is done here, the latter left out.
     """
     step: Any = type(of).step
-    own, of_all = of._optimizer_step_pre_hooks, _global_optimizer_pre_hooks
-    hooks = own or of._optimizer_step_post_hooks or of_all or _global_optimizer_post_hooks
+    before = of._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
+    hooks = before or of._optimizer_step_post_hooks or _global_optimizer_post_hooks
     if hooks or not getattr(step, "hooked", False):
         return of.step
     bare, marked = _without_compiler(step.__wrapped__, of), of.step
@@ -45,11 +45,11 @@ def _without_compiler(step: Any, of: Optimizer) -> Callable[[], Any]:
 
 
 def without_compiler() -> None:
-    """Have torch's optimizers made and used without torch._dynamo until something else imports it: torch does with the
-    first one, for 0.5 s of a processor and 28 MB.
+    """Makes torch's optimizers work without torch._dynamo until something else imports it.
 
-    torch calls a few methods of Optimizer by what keeps compiled code from tracing them (`torch._disable_dynamo`).
-    Where nothing can have been compiled the method itself does.
+    torch imports it with the first optimizer, for 0.5 s of a processor and 28 MB, since a few methods of Optimizer are
+    called through a wrapper that keeps compiled code from tracing them (`torch._disable_dynamo`). While nothing can
+    have been compiled, the bare method does the same.
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = getattr(getattr(Optimizer, name), "__wrapped__", None)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import torch
+import sys
+from typing import TYPE_CHECKING
 
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def pick_device(name: str) -> torch.device:
     """`auto` is the GPU where there is one."""
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -26,6 +32,8 @@ def numbered(device: torch.device) -> torch.device:
 
     CUDA is initialised by this, so that no fork of the process can use it afterwards.
     """
+    import torch
+
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
@@ -35,4 +43,5 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
     said = [word for word in error.args if isinstance(word, str)]  # to spell the error out is the study's code, too
     plain = isinstance(error, RuntimeError) and any("DefaultCPUAllocator" in word for word in said)
-    return plain or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    torch = sys.modules.get("torch")  # which has not run out of memory where it is not loaded
+    return plain or isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,21 +21,22 @@ ONE = dict.fromkeys(VARIABLES, "1")  # the environment of a process that is to s
 
 @contextmanager
 def limited(count: int) -> Iterator[None]:
-    """Give torch and every BLAS and OpenMP pool of this process `count` threads, and back what they had.
+    """Give torch, if installed, and every BLAS and OpenMP pool of this process `count` threads, and back what they had.
 
     A library that the block loads reads the environment, which says the same until the block ends.
     """
-    import torch
-
-    threads = torch.get_num_threads()
+    torch = import_module("torch") if find_spec("torch") else None
+    threads = torch.get_num_threads() if torch else 0
     environ = {name: os.environ.get(name) for name in VARIABLES}
     os.environ.update(dict.fromkeys(VARIABLES, str(count)))
     try:
         with _pools(len(sys.modules)).limit(limits=count):
-            torch.set_num_threads(count)
+            if torch:
+                torch.set_num_threads(count)
             yield
     finally:
-        torch.set_num_threads(threads)
+        if torch:
+            torch.set_num_threads(threads)
         for name, value in environ.items():
             if value is None:
                 del os.environ[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,7 @@ class RunDefaults:
     storage: str | None
     tracking_uri: str | None
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    one_by_one: Collection[str] = ()
 
 
 def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], driven: RunDefaults) -> RunRequest:
@@ -145,6 +146,7 @@ def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], dri
         listed=listed,
         listed_of=of.name,
         overrides={**of.spec.overrides, **driven.overrides},
+        one_by_one=driven.one_by_one,
         storage=driven.storage,
         tracking_uri=driven.tracking_uri,
     )

@@ -11,7 +11,6 @@ from hpo.errors import HomeError, UserError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.text import counted, megabytes
-from trainer.files.paths import expanded
 
 if TYPE_CHECKING:
     from trainer.model.export import Exported
@@ -29,15 +28,6 @@ def format_of(path: Path, given: str | None) -> str:
             f"that ends in {', '.join(_ENDINGS)}."
         )
     return found
-
-
-def check_path(path: Path, *, force: bool) -> None:
-    """Raise HomeError where there is no directory to write the file into, since a mistyped one is not made, and, but
-    with `force`, where the file is there already."""
-    if expanded(path).is_file() and not force:
-        raise HomeError(f"--to {path} exists already: name another file, or give --force to replace it.")
-    if not expanded(path).absolute().parent.is_dir():
-        raise HomeError(f"--to {path}: there is no directory {path.parent}; make it, or name another file.")
 
 
 def export_trial(ledger: Ledger, home: Home, name: str, number: int, format: str, path: Path) -> Exported:

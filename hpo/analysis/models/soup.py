@@ -20,6 +20,7 @@ from hpo.ledger.rows import Connection
 from hpo.space.objective import Objective
 from hpo.storage.home import Home
 from hpo.text import aligned, counted
+from trainer.checkpoint.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -193,12 +194,13 @@ def describe(found: Soup) -> str:
     return "\n".join([*lines, *([f"left out: {'; '.join(found.left_out)}."] if found.left_out else [])])
 
 
-def save(found: Soup, directory: Path) -> None:
-    """Write the better soup as a checkpoint directory that `Study.load_model` opens; it must not exist yet."""
+def save(found: Soup, directory: Path, *, replace: bool = False) -> None:
+    """Writes the better soup as a checkpoint directory that `Study.load_model` opens. Raises UserError as `check_free`
+    does."""
     from trainer.checkpoint import files
 
     best, trial = found.best, found.best_alone
-    check_free(directory)
+    check_free(directory, replace=replace)
     header = {"step": trial.step, "epoch": trial.epoch, "config_hash": trial.config_hash}
     header |= {"study": found.study, "soup": best.to_json()}
     try:
@@ -208,15 +210,20 @@ def save(found: Soup, directory: Path) -> None:
             made.mkdir()
             (made / "config.json").write_text(json.dumps(trial.config, indent=2, sort_keys=True) + "\n")
             files.write(made, {"model": dict(best.weights)}, header)
+            if directory.exists():
+                directory.rename(Path(scratch) / "replaced")
             made.rename(directory)
     except OSError as error:
-        raise HomeError(f"--save {directory} cannot be written ({error.strerror}): name another directory.") from error
+        raise HomeError(f"{directory} cannot be written ({error.strerror}): name another directory.") from error
 
 
-def check_free(directory: Path) -> None:
-    """Raise UserError where a soup cannot be saved for what is there."""
-    if directory.exists():
-        raise UserError(f"--save {directory} exists already: name a directory that is not there yet.")
+def check_free(directory: Path, *, replace: bool = False) -> None:
+    """Raises UserError where there is something else than an empty directory or, to `replace` it, a checkpoint."""
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.exists() and not (replace and (directory / MANIFEST).is_file()):
+        what = "is not a checkpoint that could be replaced" if replace else "exists already"
+        raise UserError(f"{directory} {what}: name a directory that is not there yet.")
 
 
 def record(ledger: Ledger, found: Soup, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import tempfile
 import warnings
 from collections import Counter
@@ -168,8 +169,16 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> tuple[dict[str, 
                     failed[kind] = f"{type(error).__name__}{f': {reason}' if reason else ''} while it was drawn"
             (directory / PAGE).write_text(_page(of, parts), encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{directory} cannot be written ({error.strerror}): name another by --save.") from error
+            raise UserError(f"{directory} cannot be written ({error.strerror}): name another directory.") from error
     return {name: directory / name for name in (*(f"{kind}.png" for kind in parts), PAGE)}, failed
+
+
+def copy(picture: Path, path: Path) -> None:
+    """Copies one of the files that `draw` has written. Raises UserError where the copy cannot be written."""
+    try:
+        shutil.copyfile(picture, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
 
 
 @contextmanager
@@ -189,7 +198,7 @@ def _check_installed() -> None:
         import matplotlib  # noqa: F401
         import plotly  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(f"plots need {error.name}: pip install -e '.[plots]' in hpo's clone.") from error
+        raise UserError(f"plots need {error.name}: pip install 'hpo[plots]'.") from error
 
 
 def _by_importance(of: Subject) -> list[str]:

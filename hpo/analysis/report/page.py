@@ -65,7 +65,7 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
             temporary.write_bytes(text.encode())
             sync(temporary)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}): name another file by --out.") from error
+        raise UserError(f"{path} cannot be written ({error.strerror}): name another file.") from error
     return path
 
 
@@ -86,7 +86,7 @@ def check_installed() -> None:
     try:
         import jinja2  # noqa: F401
     except ModuleNotFoundError as error:
-        raise UserError(f"a report needs {error.name}: pip install -e '.[report]' in hpo's clone.") from error
+        raise UserError(f"a report needs {error.name}: pip install 'hpo[report]'.") from error
 
 
 @cache

@@ -21,5 +21,5 @@ def leave(ledger: Ledger, home: Home, report: StudyReport) -> Path:
     """Leave the page in place of an earlier one; where it can be looked at. The mirror sends it when it next drains."""
     with tempfile.TemporaryDirectory() as directory:
         files = {NAME: page.write([report], Path(directory, NAME))}
-        artifacts.leave_in_home(ledger, home, report.name, files, "--out FILE.html")
+        artifacts.leave_in_home(ledger, home, report.name, files, "--to FILE.html")
     return home.plots(report.name) / NAME

@@ -143,7 +143,7 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
         return command(f"run --study STUDY --warm-start {best['study']}")
     reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
     if best["unread"] and not saved:
-        saving = command(f"best --study {best['study']} --trial {best['number']} --save {name}.yaml") + " && "
+        saving = command(f"best --study {best['study']} --trial {best['number']} --to {name}.yaml") + " && "
         saved = f"{name}.yaml"
     options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
     options = f"--config {shlex.quote(saved)}" if saved else options

@@ -58,7 +58,7 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     measured = [key for key in hidden if machine_dependent(key)]
     out += [counted(len(hidden) - len(measured), "metric")] if len(hidden) > len(measured) else []
     out += [f"{counted(len(measured), 'metric')} of the machine"] if measured else []
-    lines += [f"left out: {', '.join(out)} (--all shows them, --csv FILE writes them)"] if out else []
+    lines += [f"left out: {', '.join(out)} (--all shows them, --to FILE.csv writes them)"] if out else []
     return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, [*more, *lines]))
 
 

@@ -19,7 +19,7 @@ def check_installed() -> None:
     """Raise UserError where the extra is missing."""
     packages = ("jinja2", "starlette", "uvicorn")
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise UserError(f"live pages need {' and '.join(missing)}: pip install -e '.[serve]' in hpo's clone.")
+        raise UserError(f"live pages need {' and '.join(missing)}: pip install 'hpo[serve]'.")
 
 
 @cache

@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -58,8 +59,15 @@ class PopulationStrategy(Strategy, Protocol):
         """Raise UserError where nothing of the space can change in the middle of training."""
         ...
 
-    def sampler(self, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
-        """What asks for all generations; `first` for the first one."""
+    def sampler(
+        self,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        versions: Mapping[str, int] = MappingProxyType({}),
+    ) -> Sampler:
+        """Returns the sampler of all generations; `first` asks for the first one. `versions` as in `make_sampler`."""
         ...
 
 

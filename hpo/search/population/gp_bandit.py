@@ -8,8 +8,9 @@ Points lie in the unit cube, times count generations, values are standardised. A
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +19,16 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
 Array = NDArray[np.float64]
+Function = Callable[[Array], Array]  # of points `[m, d]`; values `[m]`
+Bounds = Sequence[tuple[float, float]]
 
 C1, C2 = 0.2, 0.4  # of the bound's width
 CANDIDATES = 1000
 # Of variance, lengthscale, omega and noise: where the search for them may go, and where it begins.
 _BOUNDS = [(0.05, 20.0), (0.05, 5.0), (1e-4, 0.9), (1e-4, 1.0)]
 _STARTS = [(1.0, 0.3, 0.05, 0.1), (1.0, 1.0, 0.3, 0.1)]
+_HALVINGS = 6  # of a step
+_ALIKE = 9  # digits after the point to which two values are the same
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,38 @@ class Process:
         return Process(points, times, np.zeros(len(points)), self.kernel, self.noise)
 
 
-def fit(x: Array, t: Array, y: Array) -> Process:
+def by_comparisons(function: Function, start: Array, bounds: Bounds, step: float) -> tuple[Array, float]:
+    """Returns the lowest point that compass search reaches from `start: [d]`, and the value there (Kolda, Lewis and
+    Torczon 2003, "Optimization by Direct Search", SIAM Review 45:3).
+
+    It goes to the best of the points one step away along each axis, and halves the step where none is better. All of
+    them lie on a lattice around `start` and values are only compared, so that their last bits, which differ between
+    processors, do not move the result.
+    """
+    low, high = np.array(bounds).T
+    axes = np.concatenate([np.eye(len(start)), -np.eye(len(start))])
+    lowest, value, least = start, float(function(start[None, :])[0]), step / 2**_HALVINGS
+    while step >= least:
+        around = np.clip(lowest + step * axes, low, high)
+        values = function(around)
+        place = int(np.argmin(values.round(_ALIKE)))
+        if values[place] < value - 10.0**-_ALIKE:
+            lowest, value = around[place], float(values[place])
+        else:
+            step /= 2
+    return lowest, value
+
+
+def by_gradients(function: Function, start: Array, bounds: Bounds, step: float) -> tuple[Array, float]:
+    """Returns the lowest point that L-BFGS-B reaches from `start: [d]`, and the value there; last bits move it."""
+    result = minimize(lambda x: float(function(x[None, :])[0]), start, method="L-BFGS-B", bounds=bounds)
+    return result.x, float(result.fun)
+
+
+Search = Callable[[Function, Array, Bounds, float], tuple[Array, float]]
+
+
+def fit(x: Array, t: Array, y: Array, search: Search = by_comparisons) -> Process:
     """The process of the most likely variance, lengthscale, omega and noise. `y` is standardised."""
     if len(y) < 2:
         return Process(x, t, np.zeros(len(y)), Kernel(), 0.1)
@@ -76,9 +112,12 @@ def fit(x: Array, t: Array, y: Array) -> Process:
         factor = cho_factor(gram, lower=True)
         return float(0.5 * y @ cho_solve(factor, y) + np.log(np.diag(factor[0])).sum())
 
+    def of_each(points: Array) -> Array:
+        return np.array([unlikelihood(logs) for logs in points])
+
     bounds = [(math.log(low), math.log(high)) for low, high in _BOUNDS]
-    found = [minimize(unlikelihood, np.log(start), method="L-BFGS-B", bounds=bounds) for start in _STARTS]
-    variance, lengthscale, omega, noise = np.exp(min(found, key=lambda one: one.fun).x)
+    ends = [search(of_each, np.log(start), bounds, 1.0) for start in _STARTS]
+    variance, lengthscale, omega, noise = np.exp(min(ends, key=itemgetter(1))[0])
     return Process(x, t, y, Kernel(variance, lengthscale, omega), noise)
 
 
@@ -87,7 +126,7 @@ def width(n: int) -> float:
     return math.sqrt(C1 + max(0.0, math.log(C2 * max(n, 1))))
 
 
-def suggest(process: Process, pending: Array, t: float, draws: Array) -> Array:
+def suggest(process: Process, pending: Array, t: float, draws: Array, search: Search = by_comparisons) -> Array:
     """`[d]`, the point of the highest bound at time `t`, while `pending: [m, d]` are being tried: the best of `draws:
     [n, d]`, uniform ones, and from there uphill; the first of them where nothing is known."""
     if not len(process.t):
@@ -98,6 +137,5 @@ def suggest(process: Process, pending: Array, t: float, draws: Array) -> Array:
         return process.at(x, t)[0] + beta * around.at(x, t)[1]
 
     best = draws[int(np.argmax(bound(draws)))]
-    downhill: Callable[[Array], float] = lambda x: -float(bound(x[None, :])[0])  # noqa: E731
-    found = minimize(downhill, best, method="L-BFGS-B", bounds=[(0.0, 1.0)] * len(best))
-    return np.clip(found.x if found.fun <= downhill(best) else best, 0.0, 1.0)
+    end, value = search(lambda x: -bound(x), best, [(0.0, 1.0)] * len(best), 0.1)
+    return np.clip(end if value <= -float(bound(best[None, :])[0]) else best, 0.0, 1.0)

@@ -4,13 +4,15 @@ Population-Based Bandits", NeurIPS)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpo.search.population.base import Generations
 from hpo.search.population.pbt import Perturbed
 from hpo.search.samplers.base import Sampler, TrialRecord
+from hpo.search.samplers.rounding import rounded
 from hpo.space.dimensions import Float
 from hpo.space.objective import Objective
 
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.random import Generator
 
-    from hpo.search.population.gp_bandit import Process
+    from hpo.search.population.gp_bandit import Process, Search
     from hpo.space.space import Space
 
 MEMORY = 200  # of the newest trials: what is older has drifted away, and costs time
+_ROBUST_SINCE = 2  # the version of `strategy pb2` from which every processor proposes the same
 
 
 class Pb2(Generations):
@@ -35,17 +38,32 @@ class Pb2(Generations):
 
     name: Literal["pb2"] = "pb2"
 
-    def sampler(self, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
-        return Bandit(self, first, space, objectives, seed)
+    def sampler(
+        self,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        versions: Mapping[str, int] = MappingProxyType({}),
+    ) -> Sampler:
+        robust = versions.get(f"strategy {self.name}", math.inf) >= _ROBUST_SINCE
+        return Bandit(self, first, space, objectives, seed, robust)
 
 
 class Bandit(Perturbed):
     """The sampler of `pb2`."""
 
     def __init__(
-        self, strategy: Generations, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int
+        self,
+        strategy: Generations,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        robust: bool,
     ) -> None:
         super().__init__(strategy, first, space, objectives, seed)
+        self._robust = robust
         self._floats = [path for path in self._paths if isinstance(space.dimensions[path], Float)]
         self._rest = [path for path in self._paths if path not in self._floats]
         self._fitted: tuple[int, Process] | None = None  # the generation that it is for
@@ -58,10 +76,18 @@ class Bandit(Perturbed):
             return coordinates
         generation = number // self._size
         draws = rng.random((gp_bandit.CANDIDATES, len(self._floats)))
-        found = gp_bandit.suggest(self._process(number), self._pending(number), float(generation), draws)
-        for path, place in zip(self._floats, found.tolist(), strict=True):
-            coordinates[path] = self._space.dimensions[path].from_unit(place)
+        known, pending = self._process(number), self._pending(number)
+        point = gp_bandit.suggest(known, pending, float(generation), draws, self._search)
+        for path, place in zip(self._floats, point.tolist(), strict=True):
+            coordinate = self._space.dimensions[path].from_unit(place)
+            coordinates[path] = rounded(self._space.coordinates[path], coordinate) if self._robust else coordinate
         return coordinates
+
+    @property
+    def _search(self) -> Search:
+        from hpo.search.population import gp_bandit
+
+        return gp_bandit.by_comparisons if self._robust else gp_bandit.by_gradients
 
     def _process(self, number: int) -> Process:
         """What the generations before that of trial `number` tell."""
@@ -75,7 +101,7 @@ class Bandit(Perturbed):
             known = list(islice(told, MEMORY))[::-1]
             x = np.array([self._point(self._records[one]) for one, _ in known]).reshape(-1, len(self._floats))
             t = np.array([float(one // self._size) for one, _ in known])
-            self._fitted = (begin, gp_bandit.fit(x, t, np.array([gain for _, gain in known])))
+            self._fitted = (begin, gp_bandit.fit(x, t, np.array([gain for _, gain in known]), self._search))
         return self._fitted[1]
 
     def _pending(self, number: int) -> np.ndarray:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpo.search.population.base import Generations, Population
@@ -30,7 +31,14 @@ class Pbt(Generations):
 
     name: Literal["pbt"] = "pbt"
 
-    def sampler(self, first: Sampler, space: Space, objectives: Sequence[Objective], seed: int) -> Sampler:
+    def sampler(
+        self,
+        first: Sampler,
+        space: Space,
+        objectives: Sequence[Objective],
+        seed: int,
+        versions: Mapping[str, int] = MappingProxyType({}),
+    ) -> Sampler:
         return Perturbed(self, first, space, objectives, seed)
 
 

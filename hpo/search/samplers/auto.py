@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, is_open
@@ -20,16 +21,18 @@ QUICK = 10  # trials: fewer end before a model has learned from any
 
 
 def plan(space: Space, trials: int | None) -> dict[str, int]:
-    """What a new study's space and its budget of trials decide, which is kept with the study.
+    """Returns what a new study's space, its budget of trials and the installation decide; it is kept with the study.
 
     {"grid": n}   its n configurations are no more than its trials, so that each is tried
     {"qmc": n}    its first n trials spread evenly, as no more were asked for and no priors say where to begin
+    {"tpe": 0}    from trial 0 on tpe takes the place of freeze-thaw, whose model needs PyTorch, which is not installed
     """
+    without = {} if find_spec("torch") else {"tpe": 0}
     if trials is None:
-        return {}
+        return without
     if is_few(space) and (size := space.grid_size(VALUES)) <= trials:
         return {"grid": size}
-    return {"qmc": trials} if trials <= QUICK and len(space) and not space.has_priors else {}
+    return without | ({"qmc": trials} if trials <= QUICK and len(space) and not space.has_priors else {})
 
 
 def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[str, int] | None = None) -> str:
@@ -39,6 +42,7 @@ def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[st
     planned                      grid, or qmc for its first trials
     one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
     ... warm without curves      tpe
+    ... begun without PyTorch    tpe
     several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
     For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no
@@ -50,15 +54,17 @@ def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[st
         return "qmc"
     if objectives > 1:
         return "tpe" if number < MANY else "nsga2" if objectives < 4 else "nsga3"
-    return "tpe" if warm or number >= FEW else "freeze-thaw"
+    return "tpe" if warm or number >= (planned or {}).get("tpe", FEW) else "freeze-thaw"
 
 
 def rule(objectives: int, warm: bool, planned: Mapping[str, int] | None = None) -> str:
     """The same in words, for one study, and why."""
     if planned and "grid" in planned:
         return f"grid, since there are {counted(planned['grid'], 'configuration')}, and trials for each of them"
-    first, then = choice(objectives, QUICK, warm), choice(objectives, max(FEW, MANY), warm)
+    first, then = (choice(objectives, number, warm, planned) for number in (QUICK, max(FEW, MANY)))
     later = first if first == then else f"{first} up to trial {MANY if objectives > 1 else FEW}, then {then}"
+    if objectives == 1 and planned and "tpe" in planned:
+        later += ", since the study was begun without PyTorch, which freeze-thaw needs"
     if planned and (count := planned.get("qmc")):
         return f"qmc for {counted(count, 'trial')}, of which no model would learn in time, then {later}"
     return later
@@ -79,10 +85,11 @@ class Auto:
         self._name = ""
         self._chosen: Sampler | None = None
         self._planned: Mapping[str, int] = {}
+        self._versions: Mapping[str, int] = {}
 
-    def follow(self, planned: Mapping[str, int]) -> None:
-        """Choose by a study's `plan`."""
-        self._planned = planned
+    def follow(self, planned: Mapping[str, int], versions: Mapping[str, int]) -> None:
+        """Chooses by a study's `plan`, and runs the chosen samplers in these versions."""
+        self._planned, self._versions = planned, versions
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
         """Have trials of another study in whatever model is asked."""
@@ -119,7 +126,8 @@ class Auto:
         if self._chosen is None or name != self._name:
             spec = sampler_spec({"name": name, "points": VALUES} if name == "grid" else name)
             earlier = self._earlier if name in WARM else ()
-            self._name, self._chosen = name, alone(spec, self._space, self._objectives, self._seed, earlier)
+            made = alone(spec, self._space, self._objectives, self._seed, earlier, versions=self._versions)
+            self._name, self._chosen = name, made
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)
         return self._chosen

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UserError
@@ -11,6 +13,7 @@ from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, ask_seed
 from hpo.search.samplers.deduplicate import DeduplicatingSampler, is_few
 from hpo.search.samplers.initial import InitialTrialsSampler
 from hpo.search.samplers.reject import RejectingSampler
+from hpo.search.samplers.rounding import RoundingSampler
 from hpo.space.objective import Objective
 from hpo.text import counted, near
 
@@ -44,6 +47,8 @@ WARM = (*MODELS, "freeze-thaw", "bohb")  # those that take trials of another stu
 ONE_OBJECTIVE = ("cmaes", "freeze-thaw")  # those that take no more
 SLOW_ASKS = {"gp": "2 to 9 s of processor time for each trial from about the tenth on"}  # those worth announcing
 _LEAST = {"population_size": 2}
+# Samplers that compute with floating-point libraries -> the version from which they round what they propose.
+_ROUNDED_SINCE = {"tpe": 2, "gp": 2, "cmaes": 2, "freeze-thaw": 2, "bohb": 2}
 _PLACES = {
     "tpe": "hpo.search.samplers.tpe:Tpe",
     "random": "hpo.search.samplers.registry:Random",
@@ -89,16 +94,18 @@ def make_sampler(
     queue: Sequence[Mapping[str, Any]] = (),
     earlier: Sequence[TrialRecord] = (),
     planned: Mapping[str, int] | None = None,
+    versions: Mapping[str, int] | None = None,
 ) -> Sampler:
-    """The sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
+    """Returns the sampler of a specification, as `sampler_spec` takes it. Raises UserError as that does.
 
     queue     parameters to be tried first
     earlier   trials of another study, which enter the model of a sampler in WARM
     planned   what the study's space and budget decide for `auto` (hpo.search.samplers.auto.plan)
+    versions  part -> version by which the study runs it (hpo.declaration.behaviour); the newest where absent
     """
     options = sampler_spec(spec)
     name = options["name"]
-    sampler = alone(options, space, objectives, seed, earlier, planned if name == "auto" else None)
+    sampler = alone(options, space, objectives, seed, earlier, planned if name == "auto" else None, versions or {})
     start = options.get("n_startup_trials") or options.get("population_size") or 10
     guided = start if space.has_priors and name in MODELS and name != "cmaes" else 0
     if queue or guided:
@@ -116,15 +123,18 @@ def alone(
     seed: int,
     earlier: Sequence[TrialRecord] = (),
     planned: Mapping[str, int] | None = None,
+    versions: Mapping[str, int] = MappingProxyType({}),
 ) -> Sampler:
-    """The sampler of a whole specification, without what `make_sampler` puts around it."""
-    own = {key: value for key, value in options.items() if key != "name"}
-    module, _, attribute = _PLACES[options["name"]].partition(":")
+    """Returns the sampler of a whole specification, without what `make_sampler` puts around it."""
+    name, own = options["name"], {key: value for key, value in options.items() if key != "name"}
+    module, _, attribute = _PLACES[name].partition(":")
     sampler = getattr(import_module(module), attribute)(space, objectives, seed, **own)
     if earlier:
         sampler.warm(earlier)
-    if planned:
-        sampler.follow(planned)
+    if name == "auto":
+        sampler.follow(planned or {}, versions)
+    if name in _ROUNDED_SINCE and versions.get(f"sampler {name}", math.inf) >= _ROUNDED_SINCE[name]:
+        return RoundingSampler(sampler, space)
     return sampler
 
 

@@ -32,7 +32,7 @@ def prepare(executor: str) -> None:
     have this process's priority: by Ray's own choice, a niceness of 15, whatever else runs here would starve trials.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"--executor {executor} needs Ray: pip install -e '.[ray]' in hpo's clone.")
+        raise UserError(f"--executor {executor} needs Ray: pip install 'hpo[ray]'.")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -416,7 +416,7 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="cannot be written"):
         plots.draw(of, ["history"], tmp_path / "file")
     monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(UserError, match=r"plots need plotly: pip install -e '\.\[plots\]'"):
+    with pytest.raises(UserError, match=r"plots need plotly: pip install 'hpo\[plots\]'"):
         plots.draw(of, ["history"], tmp_path)
 
 
@@ -548,7 +548,7 @@ def test_what_no_mend_of_the_code_changes_is_not_laid_to_the_code(outcomes, said
 
 
 def test_plots_elsewhere_change_nothing(home, tmp_path):
-    shown = hpo(home, "plot", "history", "--save", str(tmp_path / "there"))
+    shown = hpo(home, "plot", "history", "--to", str(tmp_path / "there"))
     assert shown.exit_code == 0, shown.output
     assert {path.name for path in (tmp_path / "there").iterdir()} == {"history.png", "plots.html"}
     assert hpo(home, "plot", "pareto").exit_code == 1

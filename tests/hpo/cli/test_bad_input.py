@@ -233,12 +233,12 @@ def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
         (
             "hpo.declaration.preflight",
             ["--study", "mlp", "-o", "train.precision=fp8"],
-            "needs torchao: pip install -e '.[fp8]'",
+            "needs torchao: pip install 'hpo[fp8]'",
         ),
         (
             "studies.gpt.check",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
-            "data.tokenizer='bpe' needs tokenizers: pip install -e '.[text]'",
+            "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",
         ),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_home_that_may_only_be_read_says_the_same(ended):
 def test_what_is_left_in_a_home_to_read_names_the_way_out(ended):
     """A report and plots, which their options write elsewhere."""
     why = f"error: home {ended.root} cannot be written (Read-only file system): "
-    out = {"report": "--out FILE.html", "plot history": "--save DIR"}
+    out = {"report": "--to FILE.html", "plot history": "--to DIRECTORY"}
     for command, said in read_only(ended, *out).items():
         assert said.splitlines()[-2:] == [f"{why}{out[command]} writes elsewhere.", "rc 2"]
 

@@ -88,8 +88,8 @@ def test_a_password_is_found_nowhere_after_a_whole_study(postgres_database, tmp_
         assert "a server already" in hpo("ui", **away)[1]
         for command in (["status", "--json"], ["best"], ["show", "0"], ["compare", "--all"], ["verify"]):
             hpo(*command, **away)
-        assert hpo("best", "--save", str(tmp_path / "best.yaml"), **away)[0] == 0
-        assert hpo("compare", "--csv", str(tmp_path / "table.csv"), **away)[0] == 0
+        assert hpo("best", "--to", str(tmp_path / "best.yaml"), **away)[0] == 0
+        assert hpo("compare", "--to", str(tmp_path / "table.csv"), **away)[0] == 0
         assert hpo("export", "0", "--to", str(tmp_path / "exported.safetensors"), **away)[0] == 0
     assert watch.looks > 10 and not watch.found
     assert len(list((tmp_path / "home").rglob("*.log"))) >= 4

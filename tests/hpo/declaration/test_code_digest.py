@@ -73,7 +73,7 @@ def written(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    return code_digest.digest(root)
+    return code_digest.definitions(root)
 
 
 def test_moves_renames_of_modules_layout_and_comments_keep_it(root):
@@ -92,14 +92,7 @@ def test_a_change_of_what_is_computed_changes_it(root, old, new):
 def test_it_is_kept_and_found_again_by_the_files_content(root, monkeypatch):
     before = written(root, BEFORE)
     monkeypatch.setattr(code_digest, "_definitions", lambda files: pytest.fail("parsed again"))
-    assert code_digest.digest(root) == before
-
-
-def test_a_hash_of_files_and_places_says_that_modules_were_moved():
-    old = {"trainer": "0" * 64, "search": "1" * 64, "code": {"": "2" * 64}}
-    new = {"trainer": code_digest.FORM + "0", "search": code_digest.FORM + "1", "code": {"": code_digest.FORM + "2"}}
-    [clause] = drift(old, new)
-    assert "modules were moved since the study began" in clause
+    assert code_digest.definitions(root) == before
 
 
 def test_where_it_cannot_be_kept_it_is_computed_all_the_same(root, tmp_path, monkeypatch):
@@ -108,7 +101,7 @@ def test_where_it_cannot_be_kept_it_is_computed_all_the_same(root, tmp_path, mon
     (tmp_path / "__pycache__").write_text("no directory")
     monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "module.py"))
     (tmp_path / "module.py").touch()
-    assert code_digest.digest(root) == before
+    assert code_digest.definitions(root) == before
 
 
 OWN = '''"""A study."""

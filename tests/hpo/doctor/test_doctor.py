@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -158,9 +160,18 @@ def test_packages_that_are_missing_or_too_old():
     ]
     found = [one.text for one in packages.installed(required) if one.level == "fails"]
     assert [text.split()[0] for text in found] == ["torch", "no-such-package"]
-    extras = {one.text.partition(":")[0]: one for one in packages.extras(required)}
-    assert "not installed (no-such-extra)" in extras["ui"].text and "pip install -e '.[ui]'" in extras["ui"].fix
-    assert extras["images"].text.startswith("images: pillow ") and not extras["images"].fix
+    extras = {one.text.split()[0]: one for one in packages.extras(required)}
+    assert extras["ui"].fix == "pip install 'hpo[ui]'"
+    assert extras["ui"].describe() == f"        ui           {packages.PURPOSES['ui']:<48} pip install 'hpo[ui]'"
+    assert f"{packages.PURPOSES['images']:<48} pillow " in extras["images"].text and not extras["images"].fix
+
+
+def test_each_extra_has_a_purpose_and_each_sentence_names_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert packages.PURPOSES.keys() == project["optional-dependencies"].keys()
+    code = [path.read_text() for name in ("hpo", "trainer", "studies", "bench") for path in (ROOT / name).rglob("*.py")]
+    named = {extra for text in code for extra in re.findall(r"pip install 'hpo\[(\w+)\]'", text)}
+    assert {"train", "plots", "s3"} <= named <= packages.PURPOSES.keys()
 
 
 def test_a_clone_that_is_not_installed(monkeypatch):

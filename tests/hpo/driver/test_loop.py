@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from sqlalchemy.event import listen
 from study_runs import drive, hpo, known, make, query, refused
 
 from hpo.clock import FakeClock
-from hpo.declaration import code_digest, identity
+from hpo.declaration import identity
 from hpo.driver.failure_streak import MAX_UNTRAINED
 from hpo.driver.loop import Driver
 from hpo.driver.request import RunRequest
@@ -719,19 +718,9 @@ def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragi
     assert driven("resume", "--trials", "3", "--executor", "inline") == ["inline", 1]
 
 
-def test_the_search_code_and_the_interpreter_are_part_of_what_a_study_is(tmp_path, home, fragile, monkeypatch):
-    resolved = declare(RunRequest(home, reference=str(fragile)), None, workers=1)
-    found = identity.identity(resolved)
-    for part in ("hpo/search", "hpo/space", "trainer"):
-        shutil.copytree(code_digest.ROOT / part, tmp_path / part)
-    monkeypatch.setattr(code_digest, "ROOT", tmp_path)
-    monkeypatch.setattr(identity, "installed", identity.installed.__wrapped__)  # as another process would find it
-    assert identity.drift(found, identity.identity(resolved)) == []
-    for part, what in (("hpo/search/samplers/tpe.py", "search"), ("trainer/step.py", "trainer")):
-        (tmp_path / part).write_text("other = 1\n")
-        assert f"the {what} changed" in identity.drift(found, identity.identity(resolved))
-    assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in found["versions"]
-    assert "scikit-learn " in found["versions"]
+def test_the_interpreter_and_its_libraries_are_part_of_what_a_study_is(home, fragile):
+    versions = identity.identity(declare(RunRequest(home, reference=str(fragile)), None, workers=1))["versions"]
+    assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in versions and "scikit-learn " in versions
 
 
 @pytest.mark.usefixtures("process")

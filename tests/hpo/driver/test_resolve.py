@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from driven import driven
 from places import ROOT
 
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import declare
+from hpo.errors import DriftError
 from hpo.ledger import Ledger
 from hpo.search.strategies.base import DEFAULT, STRATEGIES, settled
 from hpo.storage.home import Home
@@ -64,4 +67,50 @@ def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
     for named, expected in (("asha", 1), (None, 1), ("asha-promote", 1), ("halving", 1)):
         spec = declare(RunRequest(home, str(study), strategy=named), ledger, workers=1).spec
         assert spec.strategy["min_epochs"] == expected and spec.strategy["name"] == (named or "asha")
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "declared"),
+    [
+        (
+            "strategy",
+            {"name": "asha", "min_epochs": 2, "eta": 2},
+            'strategy={"name": "asha", "min_epochs": 2, "eta": 2}',
+        ),
+        ("strategy", {"name": "median"}, 'strategy={"name": "median"}'),
+        ("sampler", {"name": "tpe", "n_startup_trials": 3}, 'sampler={"name": "tpe", "n_startup_trials": 3}'),
+        ("sampler", {"name": "grid"}, 'sampler={"name": "grid"}'),
+    ],
+)
+def test_options_that_are_given_are_those_of_a_declaration(tmp_path, option, value, declared):
+    study, home = tmp_path / "some_study.py", Home(tmp_path / "home")
+    study.write_text(CURVES.replace(DECLARED, declared))
+    expected = declare(RunRequest(home, str(study)), None, workers=1).spec
+    study.write_text(CURVES.replace(f"    {DECLARED},\n", ""))
+    assert declare(RunRequest(home, str(study), **{option: value}), None, workers=1).spec == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "begun", "other"),
+    [
+        ("strategy", {"name": "asha", "min_epochs": 2}, {"name": "asha", "min_epochs": 3}),
+        ("sampler", {"name": "tpe", "n_startup_trials": 3}, {"name": "tpe", "n_startup_trials": 4}),
+    ],
+)
+def test_options_that_were_given_are_kept_and_compared(tmp_path, option, begun, other):
+    study, home = tmp_path / "some_study.py", Home(tmp_path / "home").create()
+    study.write_text(CURVES)
+    ledger = Ledger(home.storage)
+    asked: dict[str, Any] = {"sampler": "random", option: begun}
+    driven(ledger, RunRequest(home, str(study), **asked), trials=1)
+
+    def now(**given):
+        return declare(RunRequest(home, str(study), **given), ledger, workers=1)
+
+    first = now()
+    for again in (now(**{option: begun}), now(**{option: begun["name"]})):
+        assert again.spec == first.spec, "given again, or by name alone, they are the same"
+    with pytest.raises(DriftError, match=rf"and {option} changed"):
+        driven(ledger, RunRequest(home, str(study), **{option: other}), trials=2)
     ledger.close()

@@ -23,7 +23,7 @@ def test_without_the_library_a_sentence_names_the_extra(module, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)  # which Python takes for a package that is not there
     monkeypatch.delitem(sys.modules, f"hpo.integrations.{module}", raising=False)
-    said = rf"hpo.integrations needs {package}: pip install -e '.\[{EXTRAS[module]}\]' in hpo's clone."
+    said = rf"hpo.integrations needs {package}: pip install 'hpo\[{EXTRAS[module]}\]'."
     with pytest.raises(UserError, match=said):
         __import__(f"hpo.integrations.{module}")
 

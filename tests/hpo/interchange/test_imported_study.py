@@ -64,7 +64,7 @@ def test_every_command_takes_an_imported_study(asset, home):
     shown = hpo("show", "8", home=home).stdout
     assert "imported from optuna 'digits sweep', where it is 8 " in shown and 'note: {"seen": [8, null]}' in shown
     assert len(json.loads(hpo("compare", "--json", "--top", "50", home=home).stdout)) == 12
-    drawn = hpo("plot", "history", "slice", "curves", "--save", str(home.root / "p"), home=home)
+    drawn = hpo("plot", "history", "slice", "curves", "--to", str(home.root / "p"), home=home)
     assert drawn.exit_code == 0 and (home.root / "p" / "slice.png").is_file()
     assert hpo("importance", home=home).exit_code == 0
     assert hpo("verify", home=home).stdout.startswith("0 differences; looked at 1 study, 12 trials")
@@ -253,7 +253,7 @@ def test_the_space_grows_with_what_is_imported(home):
 def test_a_report_of_an_imported_study_offers_what_can_be_done(home, tmp_path):
     written(home, found(5))
     out = tmp_path / "page.html"
-    told = hpo("report", "--out", str(out), home=home)
+    told = hpo("report", "--to", str(out), home=home)
     assert told.exit_code == 0, told.output
     page = out.read_text(encoding="utf-8")
     assert "hpo run --study STUDY --warm-start sweep" in page

@@ -96,7 +96,7 @@ def test_a_wandb_log_that_is_cut_off_or_damaged(asset, brought, home):
 
 def test_wandb_that_is_not_installed_names_the_extra(asset, brought, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb.proto", None)
-    with pytest.raises(UserError, match=r"needs wandb to be read: pip install -e '\.\[wandb\]'"):
+    with pytest.raises(UserError, match=r"needs wandb to be read: pip install 'hpo\[wandb\]'"):
         brought("wandb", asset("wandb-0.31.0.tar.xz"), metrics=["val/loss"])
 
 

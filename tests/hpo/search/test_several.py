@@ -91,7 +91,7 @@ def test_best_is_the_front_and_one_of_it_by_its_number(searched, rows):
     assert chosen == next(one for one in found if one["number"] == front[-1])
     other = next(row["number"] for row in rows if row["number"] not in front)
     assert "is not one of the best" in hpo("best", "--trial", str(other), home=searched, code=2).stderr
-    assert "there is more than one" in hpo("best", "--save", "x.yaml", home=searched, code=2).stderr
+    assert "there is more than one" in hpo("best", "--to", "x.yaml", home=searched, code=2).stderr
 
 
 def test_status_and_compare_say_the_front(searched, rows):
@@ -154,7 +154,7 @@ def test_learning_curves_are_drawn_of_the_objective_that_is_named(searched, rows
         save(figure, *given, **options)
 
     monkeypatch.setattr(Figure, "savefig", looked_at)
-    hpo("plot", "curves", "--metric", metric, "--save", str(tmp_path), home=searched)
+    hpo("plot", "curves", "--metric", metric, "--to", str(tmp_path / metric.replace("/", "-")), home=searched)
     ledger = Ledger(searched.storage)
     curves: dict[int, list[float]] = {}
     with ledger.read() as connection:

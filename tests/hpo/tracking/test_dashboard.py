@@ -137,7 +137,7 @@ def test_what_cannot_be_served_is_one_sentence(home, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "a2wsgi" else real(name, *rest)
     )
-    with pytest.raises(UserError, match=r"need a2wsgi: pip install -e '.\[dashboard\]'"):
+    with pytest.raises(UserError, match=r"need a2wsgi: pip install 'hpo\[dashboard\]'"):
         ui.start_optuna(home, None, None, free_port())
     monkeypatch.undo()
     with pytest.raises(UserError, match="not loopback"):

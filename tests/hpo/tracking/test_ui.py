@@ -298,5 +298,5 @@ def test_what_cannot_be_served(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="is a server already"):
         ui.serve(home, "http://127.0.0.1:5000", free_port())
     monkeypatch.setattr(ui.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(HpoError, match=r"pip install -e '\.\[ui\]'"):
+    with pytest.raises(HpoError, match=r"pip install 'hpo\[ui\]'"):
         ui.serve(home, None, free_port())

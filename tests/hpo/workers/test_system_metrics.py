@@ -105,7 +105,7 @@ def test_a_gpu_is_read_or_what_is_missing_is_named(installed, monkeypatch):
     assert read["system/gpu_memory_mb"] == 3
     named = {"train/gpu_util": 71.0, "system/gpu_power_w": 250.5, "system/gpu_temperature_c": 55.0}
     assert {key: read.get(key) for key in named} == (named if installed else dict.fromkeys(named))
-    assert ("pip install -e '.[gpu]'" in metrics.untold()) is not installed
+    assert ("pip install 'hpo[gpu]'" in metrics.untold()) is not installed
     metrics.read()
     assert metrics.untold() == "", "it is told once"
 

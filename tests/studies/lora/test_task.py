@@ -439,7 +439,7 @@ def refused(home: Home, override: str) -> str:
 
 def test_packages_that_are_not_installed_are_named(home, monkeypatch):
     monkeypatch.setattr("studies._lm.config.find_spec", lambda name: None if name == "peft" else object())
-    sentence = "language models need peft: pip install -e '.[llm]' in hpo's clone."
+    sentence = "language models need peft: pip install 'hpo[llm]'."
     assert sentence in refused(home, "model.rank=4")
     planned = CliRunner().invoke(app, ["plan", "--study", "lora", "--memory", "6GB"])
     assert (planned.exit_code, planned.stderr) == (2, f"error: {sentence}\n")

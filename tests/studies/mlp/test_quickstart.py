@@ -208,7 +208,7 @@ def wait_for_reports(home: Home) -> None:
 
 
 def test_the_best_configuration_trains_as_it_is(searched, tmp_path):
-    best = json.loads(hpo("best", "--json", "--save", str(tmp_path / "best.yaml"), home=searched).stdout)
+    best = json.loads(hpo("best", "--json", "--to", str(tmp_path / "best.yaml"), home=searched).stdout)
     assert os.path.isdir(best["checkpoint"])
     arguments = ("--study", "mlp", "--name", "mlp-best", "--trials", "1", "--config", str(tmp_path / "best.yaml"))
     result = hpo("run", *arguments, "--executor", "inline", "--strategy", "none", home=searched)

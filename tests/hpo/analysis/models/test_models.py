@@ -64,7 +64,7 @@ def alike(tmp_path_factory, process) -> Home:
 
 
 def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
-    shown = invoked(alike, "soup", "--top", "4", "--save", str(tmp_path / "soup"))
+    shown = invoked(alike, "soup", "--top", "4", "--to", str(tmp_path / "soup"))
     assert shown.exit_code == 0, shown.output
     header, *rows = shown.stdout.splitlines()
     assert header.split()[0] == "val/accuracy"
@@ -82,12 +82,12 @@ def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
     assert (report.differences, report.behind) == ([], 0)
     [shown_there] = alike.artifacts.rglob("soup.json")
     assert json.loads(shown_there.read_text())["uniform soup"]["trials"] == found.mixtures[2].trials
-    again = invoked(alike, "soup", "--save", str(tmp_path / "soup"))
+    again = invoked(alike, "soup", "--to", str(tmp_path / "soup"))
     assert again.exit_code == 2 and "exists already" in again.stderr and again.stdout == ""
 
 
 def test_a_trials_own_checkpoints_are_averaged(alike, tmp_path):
-    shown = invoked(alike, "soup", "--trial", "0", "--top", "9", "--save", str(tmp_path / "soup"))
+    shown = invoked(alike, "soup", "--trial", "0", "--top", "9", "--to", str(tmp_path / "soup"))
     assert shown.exit_code == 0, shown.output
     header, *rows = shown.stdout.splitlines()
     assert header.split()[-1] == "steps" and rows[0].startswith("best checkpoint")
@@ -227,7 +227,7 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     plain = load(found.path)["model"]
     assert all(torch.equal(tensor, plain[name]) for name, tensor in opened.state_dict().items())
 
-    shown = invoked(home, "soup", "--study", "parts", "--top", "2", "--save", str(tmp_path / "soup"))
+    shown = invoked(home, "soup", "--study", "parts", "--top", "2", "--to", str(tmp_path / "soup"))
     assert shown.exit_code == 0, shown.output
     values = [float(row[12:].split()[0]) for row in shown.stdout.splitlines()[1:4]]
     assert values[0] == pytest.approx(best, rel=1e-5)
@@ -354,7 +354,7 @@ def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code,
 def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     shown = invoked_quietly(home, "export", "1", "--format", "onnx", "--to", str(tmp_path / "m.onnx"))
-    assert shown.exit_code == 2 and "needs onnxruntime: pip install -e '.[onnx]'" in shown.stderr
+    assert shown.exit_code == 2 and "needs onnxruntime: pip install 'hpo[onnx]'" in shown.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -154,7 +154,7 @@ def test_no_script_ends_the_element_it_stands_in():
 
 def test_a_missing_extra_is_one_sentence(monkeypatch, tmp_path, written):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    with pytest.raises(UserError, match=r"a report needs jinja2: pip install -e '\.\[report\]'"):
+    with pytest.raises(UserError, match=r"a report needs jinja2: pip install 'hpo\[report\]'"):
         pages.write([written], tmp_path / "x.html")
 
 
@@ -172,13 +172,13 @@ def test_the_command_writes_one_study_or_several(tmp_path):
     ledger = open_crafted(home.root / "ledger.db", names=("a", "b"))
     put_trial(ledger, 0, "complete", (0.5,))
     ledger.close()
-    both = hpo("report", "a", "b", "--out", str(tmp_path / "both.html"), home=home)
+    both = hpo("report", "a", "b", "--to", str(tmp_path / "both.html"), home=home)
     assert both.exit_code == 0, both.output
     assert both.stdout == f"page: {tmp_path / 'both.html'}\n"
     text = Elements((tmp_path / "both.html").read_text()).text
     assert "a beside b: report" in text and "Studies side by side" in text
-    assert hpo("report", "a", "b", "--out", str(tmp_path), home=home).exit_code == 2
-    unknown = hpo("report", "a", "c", "--out", str(tmp_path / "x.html"), home=home)
+    assert hpo("report", "a", "b", "--to", str(tmp_path), home=home).exit_code == 2
+    unknown = hpo("report", "a", "c", "--to", str(tmp_path / "x.html"), home=home)
     assert unknown.exit_code == 2 and "no study 'c' in this ledger (it holds a, b)" in unknown.stderr
     several = hpo("report", home=home)
     assert several.exit_code == 2 and "name one" in several.stderr

@@ -145,7 +145,7 @@ def test_a_table_fits_its_terminal_and_names_all_that_it_leaves_out(ledger, widt
     out = below.partition("left out: ")[2]
     for path, end in list(endings(given).items())[1:]:
         assert (end in head) != (end in out.replace(",", "").split()), f"{path} is neither shown nor named"
-    assert "metrics, 1 metric of the machine (--all shows them, --csv FILE writes them)" in out
+    assert "metrics, 1 metric of the machine (--all shows them, --to FILE.csv writes them)" in out
 
 
 @pytest.mark.parametrize("width", [50, 80, None])
@@ -172,7 +172,7 @@ def test_in_a_pipe_all_parameters_are_columns_and_the_first_metrics(ledger):
     put_wide(ledger)
     head, *_, below = printed(ledger, None)
     assert "val/metric_4" in head and "val/metric_5" not in head and "time/epoch_seconds" not in head
-    assert below == "left out: 5 metrics, 1 metric of the machine (--all shows them, --csv FILE writes them)"
+    assert below == "left out: 5 metrics, 1 metric of the machine (--all shows them, --to FILE.csv writes them)"
 
 
 def test_a_metric_that_the_study_declares_by_name_is_among_the_first(tmp_path):

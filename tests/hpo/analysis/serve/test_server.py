@@ -232,7 +232,7 @@ def test_a_taken_port_and_a_missing_extra_are_one_sentence(monkeypatch):
     ):
         bound(HOST, taken.getsockname()[1], ())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "starlette" else object())
-    with pytest.raises(UserError, match=r"need starlette: pip install -e '.\[serve\]'"):
+    with pytest.raises(UserError, match=r"need starlette: pip install 'hpo\[serve\]'"):
         pages.check_installed()
 
 

@@ -75,7 +75,7 @@ def test_what_is_found_is_left_with_the_trial_and_shown_in_mlflow(searched, tmp_
 
     before = digest()
     for _ in range(2):  # the second takes the place of the first
-        found = diagnosed(searched, "--profile", "--save", str(tmp_path))
+        found = diagnosed(searched, "--profile", "--to", str(tmp_path))
     names = PICTURES | {"findings.json", "trace.json.gz"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert {path.name for path in searched.artifacts.rglob("files/diagnosis/*")} == names
@@ -110,7 +110,7 @@ def test_the_reports_of_jumps_are_among_the_trials_artifacts(home):
 
 
 def test_the_profile_is_a_chrome_trace_and_names_what_is_dearest(tmp_path):
-    shown = hpo("diagnose", "--study", "mlp", "--steps", "3", "--profile", "--save", str(tmp_path))
+    shown = hpo("diagnose", "--study", "mlp", "--steps", "3", "--profile", "--to", str(tmp_path))
     assert shown.exit_code == 0, shown.output
     events = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))["traceEvents"]
     names = [event["name"] for event in events if event.get("ph") == "X"]
@@ -140,8 +140,8 @@ def test_a_configuration_is_diagnosed_without_a_trial_and_leaves_nothing(tmp_pat
         (["7", "--study", "mlp"], "has no trial 7: it has trials 0 to 0"),
         (["0", "--study", "mlp", "-o", "train.optim.lr=1"], "a trial is what it was"),
         (["0", "--study", "mlp", "--points", "4"], "--points 4: give an odd number"),
-        (["--study", "mlp", "--profile"], "name a directory for it by --save"),
-        (["0", "--study", "mlp", "--save", "/proc/none"], "/proc/none cannot be written"),
+        (["--study", "mlp", "--profile"], "name a directory for it by --to"),
+        (["0", "--study", "mlp", "--to", "/proc/none"], "/proc/none cannot be written"),
         (["0"], "name one with --study"),
     ],
 )

@@ -18,7 +18,7 @@ def lr_find(*arguments: str):
 
 def test_a_rate_that_trains_is_suggested_and_drawn(tmp_path):
     path = tmp_path / "lr.png"
-    shown = lr_find("-o", "train.optim.name=sgd", "-o", "train.optim.momentum=0", "--steps", "60", "--save", str(path))
+    shown = lr_find("-o", "train.optim.name=sgd", "-o", "train.optim.momentum=0", "--steps", "60", "--to", str(path))
     assert shown.exit_code == 0, shown.output
     *_, advice, drawn = shown.stdout.splitlines()
     suggested = float(advice.split("train.optim.lr=")[1].split(",")[0])

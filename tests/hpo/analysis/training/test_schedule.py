@@ -51,14 +51,14 @@ def test_what_only_a_run_knows_is_said_beside_the_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(
         figures, "learning_rates", lambda title, *rest: titles.append(title) or figures.figure(title)[0]
     )
-    assert schedule(*given, "--save", str(tmp_path / "a.png")).exit_code == 0
+    assert schedule(*given, "--to", str(tmp_path / "a.png")).exit_code == 0
     assert note in titles[0] and "outlasts" in titles[0]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_a_picture_is_written(tmp_path, suffix):
     path = tmp_path / f"lr.{suffix}"
-    saved = schedule("-o", "train.schedule.name=cyclical", "--steps-per-epoch", "5", "--save", str(path))
+    saved = schedule("-o", "train.schedule.name=cyclical", "--steps-per-epoch", "5", "--to", str(path))
     assert saved.exit_code == 0, saved.output
     head = path.read_bytes()[:300]
     assert head.startswith(b"\x89PNG") if suffix == "png" else b"<svg" in head or b"<!DOCTYPE svg" in head
@@ -77,14 +77,14 @@ def refused(result) -> str:
 
 
 def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
-    few = ("--steps-per-epoch", "2", "--save")
+    few = ("--steps-per-epoch", "2", "--to")
     assert "power=2.0 is not read by cosine" in refused(
         schedule("-o", "train.schedule.name=cosine", "-o", "train.schedule.power=2")
     )
     assert "pictures end in one of" in refused(schedule(*few, str(tmp_path / "a.xyz")))
     assert "cannot be written" in refused(schedule(*few, str(tmp_path / "no" / "a.png")))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install -e '.[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
+    assert "pip install 'hpo[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
     with pytest.raises(ConfigError, match="needs matplotlib"):
         figures.figure("")
 

@@ -184,7 +184,7 @@ def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, m
 
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install -e '\.\[ray\]'"):
+    with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install 'hpo\[ray\]'"):
         PlacementRequest("ray").settled()
     assert PlacementRequest("local").settled().executor == "local", "which needs none"
 
