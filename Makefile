@@ -14,8 +14,6 @@ HPO_ARGS ?=
 export HPO_HOME HPO_ARGS
 
 HPO := $(BIN)/hpo
-# What the study needs: lora and dpo, with a suffix or not, fine-tune language models.
-RUN = $(call sets,run $(if $(filter lora lora_% dpo dpo_%,$(HPO_STUDY)),lm))
 NAME := $(patsubst %.py,%,$(subst .py:,-,$(notdir $(HPO_STUDY))))
 BEST := $(HPO_HOME)/$(NAME)-best.yaml
 # HPO_STUDY=atft_production runs the study atft under that name, unless a study or a file is called atft_production.
@@ -53,24 +51,33 @@ help:
 	@$(or $(PYTHON),$(error hpo needs Python 3.11, 3.12 or 3.13, and none of them runs here: PYTHON=... names one)) \
 		tools/setup_env.py $*
 
+# What each target needs in .venv: sets of tools/setup_env.py, or extras.
+hpo-setup: $(call sets,run $(EXTRAS))
+hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora dpo,$(STUDY)),lm))
+train-atft train-integrated-safe: $(call sets,run)
+test test-fast test-slow test-gpu coverage golden prose mutations bench: $(call sets,test)
+lint format: $(call sets,lint)
+docs: $(call sets,docs)
+lock: $(call sets,lock)
+
 ##@ First, for example: make hpo-run HPO_STUDY=mlp HPO_TRIALS=20
 
-hpo-run: $(RUN)  ## search; more of hpo's options: HPO_ARGS='--workers 2'
+hpo-run:  ## search; more of hpo's options: HPO_ARGS='--workers 2'
 	$(SAY_STUDY)
 	$(HPO) run --study $(STUDY) --name $(NAME) --trials $(HPO_TRIALS) $(HPO_ARGS)
 
-hpo-resume: $(RUN)  ## continue an interrupted search
+hpo-resume:  ## continue an interrupted search
 	$(SAY_STUDY)
 	$(HPO) resume --study $(NAME) $(HPO_ARGS)
 
-hpo-status: $(RUN)  ## show how far a search is
+hpo-status:  ## show how far a search is
 	$(SAY_STUDY)
 	$(HPO) status --study $(NAME) $(HPO_ARGS)
 
-hpo-ui: $(RUN)  ## serve MLflow's pages on this machine
+hpo-ui:  ## serve MLflow's pages on this machine
 	$(HPO) ui $(HPO_ARGS)
 
-train-optimized: $(RUN)  ## train the best configuration, never stopped early
+train-optimized:  ## train the best configuration, never stopped early
 	$(SAY_STUDY)
 	$(HPO) best --study $(NAME) --to "$(BEST)" --force
 	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
@@ -78,16 +85,16 @@ train-optimized: $(RUN)  ## train the best configuration, never stopped early
 
 ##@ Set up
 
-hpo-setup: $(call sets,run $(EXTRAS))  ## install what searches need; EXTRAS='ray postgres s3' too
+hpo-setup:  ## install what searches need; EXTRAS='ray postgres s3' too
 
 ##@ More ways to train
 
-smoke: $(RUN)  ## run four trials of one epoch
+smoke:  ## run four trials of one epoch
 	$(SAY_STUDY)
 	$(HPO) run --study $(STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
 		-o train.num_epochs=1 $(HPO_ARGS)
 
-train-atft: $(call sets,run)  ## train atft once; full size: HPO_ARGS='-o preset=full'
+train-atft:  ## train atft once; full size: HPO_ARGS='-o preset=full'
 	name=atft-train-$(sum); \
 	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
 
@@ -98,7 +105,7 @@ train-integrated:  ## search, then train the best configuration
 
 # The search chooses on the days of fold 2, so folds 0 and 1 judge a configuration that has seen their future; the test
 # block comes after all of them and nothing is chosen on it: its test/... is the honest result.
-train-integrated-safe: $(call sets,run)  ## search, then walk-forward folds and untouched test days
+train-integrated-safe:  ## search, then walk-forward folds and untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
 	$(HPO) best --study atft --to "$(HPO_HOME)/atft-best.yaml" --force
 	sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
@@ -129,53 +136,53 @@ images-offline:  ## build both images where no registry can be reached
 
 ##@ Work on hpo itself
 
-test: lint $(call sets,test)  ## run what CI runs: lint, every test but the full sweeps
+test: lint  ## run what CI runs: lint, every test but the full sweeps
 	$(COMPILE)
 	$(PYTEST) -m 'not slow' --durations 20
 
-test-fast: $(call sets,test)  ## test what needs no processes, Ray, PostgreSQL or ranks
+test-fast:  ## test what needs no processes, Ray, PostgreSQL or ranks
 	$(COMPILE)
 	$(PYTEST) -m 'not slow and not process and not whole'
 
-test-slow: $(call sets,test)  ## run the full sweeps; says where each kill fell
+test-slow:  ## run the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
 
-test-gpu: $(call sets,test)  ## test on a GPU what tests of a CPU cannot know
+test-gpu:  ## test on a GPU what tests of a CPU cannot know
 	GPU=1 $(PYTEST) -m 'gpu and not slow'
 
-coverage: $(call sets,test)  ## measure the branches that `make test` covers
+coverage:  ## measure the branches that `make test` covers
 	$(COMPILE)
 	rm -rf .coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest $(SHARED) -m 'not slow'; status=$$?; \
 	$(BIN)/coverage combine --quiet && $(BIN)/python tests/helpers/packages_covered.py && exit $$status
 
-golden: $(call sets,test)  ## show changed digests, help, names; record: ACCEPT=1
+golden:  ## show changed digests, help, names; record: ACCEPT=1
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
 
-prose: $(call sets,test)  ## lower tests/docs/prose.json to today's counts
+prose:  ## lower tests/docs/prose.json to today's counts
 	$(BIN)/python tests/helpers/prose.py
 
-mutations: $(call sets,test)  ## plant known defects; the test named in each must fail
+mutations:  ## plant known defects; the test named in each must fail
 	$(BIN)/python tests/mutations/run.py
 
-lint: $(call sets,lint)  ## check style, types, imports
+lint:  ## check style, types, imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-docs: $(call sets,docs)  ## build the documentation as a site, in site/
+docs:  ## build the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-format: $(call sets,lint)  ## bring code into the project's style
+format:  ## bring code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(call sets,lock)  ## write lock.txt anew after pyproject.toml changed; UPGRADE=1: newest
+lock:  ## write lock.txt anew after pyproject.toml changed; UPGRADE=1: newest
 	$(BIN)/python tools/make_lock.py $(if $(UPGRADE),--upgrade)
 
-bench: $(call sets,test)  ## measure what the README claims on this machine
+bench:  ## measure what the README claims on this machine
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/training.py
 	$(BIN)/python bench/data.py

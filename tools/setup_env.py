@@ -130,8 +130,7 @@ class Environment:
         environment = cls.at(path)
         if environment is None:
             shutil.rmtree(path, ignore_errors=True)
-            uv = ["uv", "venv", "--quiet", "--python", sys.executable, str(path)]
-            _call(uv if shutil.which("uv") else [sys.executable, "-m", "venv", str(path)])
+            _call([sys.executable, "-m", "venv", str(path)])
             environment = cls.at(path)
         elif sys.version_info[:2] != environment.python[:2]:
             print(f"{path} keeps its Python {_dotted(environment.python)}. For another one, `make clean` first.")
@@ -233,7 +232,7 @@ def _announce(sets: str, missing: list[Entry], needed: int, environment: Environ
     tool, python = "uv" if shutil.which("uv") else "pip", _dotted(environment.python)
     count = f"{len(missing)} packages" if len(missing) == needed else f"{len(missing)} of {needed} packages"
     download, unpacked = (
-        _size(sizes) for sizes in zip(*((each.download, each.unpacked) for each in missing), strict=True)
+        size(sizes) for sizes in zip(*((each.download, each.unpacked) for each in missing), strict=True)
     )
     print(f"Set-up of {environment.path} with {tool}, Python {python}, for: {sets}")
     print(f"Installing {count}: {download} to download, {unpacked} on the disk.", flush=True)
@@ -262,7 +261,8 @@ def _call(command: list[str]) -> None:
         sys.exit(f"{' '.join(command)} ended with {status}.")
 
 
-def _size(values: Iterable[int]) -> str:
+def size(values: Iterable[int]) -> str:
+    """Returns the sum of bytes as people read it."""
     total = sum(values)
     return f"{total / 1e9:.1f} GB" if total >= 1e9 else f"{total / 1e6:.0f} MB"
 

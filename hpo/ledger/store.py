@@ -7,6 +7,7 @@ import os
 import sqlite3
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,7 @@ class Ledger:
     ) -> None:
         self.url = url
         self.engine = _engine(url, create)
+        weakref.finalize(self, self.engine.dispose).atexit = False  # from 3.13, Python warns of connections left open
         if read_only:
             _refuse_writes(self.engine)
         try:

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from places import ROOT
-from setup_env import CPU_BUILD, CUDA_BUILD, PYTHONS, SETS, declared, fingerprint, names_of, read_lock
+from setup_env import CPU_BUILD, CUDA_BUILD, PYTHONS, SETS, declared, fingerprint, names_of, read_lock, size
 
 LOCK = read_lock(ROOT / "lock.txt")
 DEPENDENCIES, EXTRAS, GROUPS, BUILD = declared(ROOT)
@@ -54,6 +54,15 @@ def test_the_sets_are_made_of_extras_and_groups():
     assert names_of(ROOT, [*SETS]) <= {"base", *EXTRAS, *GROUPS}
     assert {"lm", "test", "lint", "docs"} < SETS.keys() and {*SETS["run"]} < {*SETS["test"]}
     assert {*EXTRAS} - {*SETS["test"]} == {"gpu"}, "what a GPU alone needs"
+
+
+def test_the_readme_says_what_the_lock_has():
+    """The packages and sizes of the set `run`, with each build of PyTorch."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for build in (CPU_BUILD, CUDA_BUILD):
+        entries = [entry for entry in LOCK if entry.fits({*SETS["run"], build}, (3, 11, 7))]
+        sizes = (size(entry.download for entry in entries), size(entry.unpacked for entry in entries))
+        assert f"| {len(entries)} | {sizes[0]} | {sizes[1]} |" in readme, build
 
 
 def test_pyproject_admits_the_supported_versions_of_python_alone():
