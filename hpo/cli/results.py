@@ -82,8 +82,8 @@ def plot(
     to: Annotated[
         str | None,
         to_option(
-            "DIRECTORY|FILE.html|FILE.png",
-            "Write all files there, the page alone, or one picture, and leave MLflow as it is.",
+            "DIRECTORY|FILE",
+            "Write the files there, the page alone as FILE.html or one picture as FILE.png, and leave MLflow as it is.",
         ),
     ] = None,
     force: ForceOption = False,

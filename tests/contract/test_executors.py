@@ -185,21 +185,31 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, golden,
     assert digest == golden(**flags)[0]
 
 
-def test_a_worker_that_sees_no_checkpoints_is_refused_and_the_trial_waits(tmp_path):
+def refused_worker(tmp_path: Path, study: str, where: str, sentence: str) -> None:
+    """A worker that joins a new study with its home at `where` ends with this sentence, and its trial waits."""
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+    resolved = declare(RunRequest(home, reference=study), ledger, workers=1)
     driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=1), Inline())
     driver.acquire()
     driver._fill()
-    worker = Worker(ledger, Home(tmp_path / "elsewhere"), "joined")
-    with pytest.raises(UserError, match="share that directory and name it with --home"):
+    worker = Worker(ledger, Home(tmp_path / where), "joined")
+    with pytest.raises(UserError, match=sentence):
         worker.run_one([1])
     worker.close()
     with ledger.read() as connection:
-        assert queries.status(connection, "curves").trials["waiting"] == 1
+        assert queries.status(connection, resolved.spec.name).trials["waiting"] == 1
     driver.release()
     ledger.close()
+
+
+def test_a_worker_that_sees_no_checkpoints_is_refused_and_the_trial_waits(tmp_path):
+    refused_worker(tmp_path, STUDY, "elsewhere", "share that directory and name it with --home")
+
+
+def test_a_worker_without_torch_leaves_a_study_that_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("hpo.declaration.preflight.find_spec", lambda name: None)
+    refused_worker(tmp_path, "mlp", "home", r"study 'mlp' trains with PyTorch, .*'hpo\[train\]'")
 
 
 @pytest.mark.usefixtures("process")

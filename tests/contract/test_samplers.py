@@ -676,6 +676,22 @@ def test_auto_looks_at_the_space_and_the_budget():
     assert auto.rule(1, False, {"qmc": 8}).startswith("qmc for 8 trials, of which no model would learn in time, then f")
 
 
+def test_auto_without_torch_keeps_tpe_with_the_study(monkeypatch):
+    monkeypatch.setattr(auto, "find_spec", lambda name: None)
+    planned = auto.plan(SPACE, None)
+    assert planned == {"tpe": 0} and auto.plan(SPACE, 10) == {"qmc": 10, "tpe": 0}
+    assert {auto.choice(1, number, planned=planned) for number in range(0, 600, 50)} == {"tpe"}
+    monkeypatch.undo()  # as on a resume with torch
+    sampler, tpe = make_sampler("auto", SPACE, ONE, 0, planned=planned), make_sampler("tpe", SPACE, ONE, 0)
+    for number in range(14):
+        proposal = tpe.ask(number)
+        assert sampler.ask(number) == proposal
+        for one in (sampler, tpe):
+            one.tell(outcome(number, proposal, ONE, ("complete",)))
+    assert auto.rule(1, False, planned) == "tpe, since the study was begun without PyTorch, which freeze-thaw needs"
+    assert "PyTorch" not in auto.rule(2, False, planned)
+
+
 def test_auto_goes_over_to_another_sampler_with_all_that_it_knows(monkeypatch):
     monkeypatch.setattr(auto, "FEW", 14)
     space = Space({"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)})

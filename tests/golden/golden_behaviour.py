@@ -25,6 +25,8 @@ COMPUTED_WITH: dict[str, tuple[str, ...]] = {
     "trainer": ("optimizer", "schedule", "trainer"),
     "study": ("space", "search", "sampler", "strategy", "optimizer", "schedule", "trainer"),
 }
+# Earlier versions whose digests differ between processors, so that none is recorded.
+BY_PROCESSOR = {("strategy pb2", 1)}
 # (part, version) -> why that version does in its digest what the one before did.
 SAME_DIGEST: dict[tuple[str, int], str] = {}
 
@@ -40,8 +42,9 @@ def digests(studies: Mapping[str, Any], *, every: bool) -> Digests:
     result = {part: {str(behaviour.version(part)): digest} for part, digest in newest.items()}
     kept = {part: [*behaviour.runnable(part)[:-1]] for part in behaviour.parts()}
     for part, version in ((part, version) for part, versions in kept.items() for version in versions):
-        earlier = golden_search.digests({part: version}, only=[part])
-        result[part] = {str(version): earlier[part], **result[part]}
+        unstable = (part, version) in BY_PROCESSOR
+        digest = None if unstable else golden_search.digests({part: version}, only=[part])[part]
+        result[part] = {str(version): digest, **result[part]}
     return {part: result[part] for part in sorted(result)}
 
 

@@ -18,11 +18,13 @@ ACCEPT = "Accept what is there now by `make golden ACCEPT=1`, and commit the fil
 
 # Rounding depends on the instructions that a processor has. These variables restrict torch, oneDNN, MKL, OpenBLAS and
 # numpy to AVX2 and one thread, so that every x86-64 processor that has AVX2 gives the same numbers.
+# OpenBLAS cuts matrices into blocks by the size of a cache, in KiB.
 PINNED = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "MKL_CBWR": "COMPATIBLE",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "OPENBLAS_CORETYPE": "Haswell",
+    "OPENBLAS_L2_SIZE": "512",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",

@@ -23,7 +23,7 @@ Curves = dict[int, list[tuple[int, Any]]]
 # Every option is spelled out, since a study keeps its options and a new default is none of its business.
 ASHA = {"min_epochs": 1, "eta": 2, "max_epochs": None}
 MEDIAN = {"n_startup_trials": 2, "n_warmup_epochs": 1, "interval": 1, "n_min_trials": 1}
-PBT = {"population": 6, "interval": 2, "quantile": 0.35, "resample": 0.25, "perturb": None}
+PBT = {"population": 6, "interval": 2, "quantile": 0.45, "resample": 0.25, "perturb": None}
 SPECS: dict[str, list[dict[str, Any]]] = {
     "median": [MEDIAN, MEDIAN | {"interval": 3, "n_warmup_epochs": 2, "n_min_trials": 3}],
     "percentile": [MEDIAN | {"percentile": 25.0}, MEDIAN | {"percentile": 60.0, "interval": 2}],
@@ -43,7 +43,7 @@ SPECS: dict[str, list[dict[str, Any]]] = {
     "asha": [ASHA, ASHA | {"min_epochs": 2, "eta": 3}, ASHA | {"max_epochs": 6}],
     "hyperband": [ASHA | {"seed": 0}, ASHA | {"eta": 3, "max_epochs": 9, "seed": 7}],
     "asha-promote": [ASHA, ASHA | {"min_epochs": 2, "eta": 3, "max_epochs": 9}],
-    "pasha": [ASHA | {"percentile": 90.0}, ASHA | {"eta": 3, "percentile": 50.0}],
+    "pasha": [ASHA | {"percentile": 90.0}, ASHA | {"percentile": 60.0}, ASHA | {"eta": 3, "percentile": 50.0}],
     "hyperband-promote": [ASHA | {"brackets": 3, "seed": 0}, ASHA | {"eta": 3, "brackets": 2, "seed": 7}],
     "freeze-thaw": [ASHA | {"min_epochs": 2}, ASHA | {"min_epochs": 2, "eta": 3, "max_epochs": 9}],
     "bohb": [ASHA | {"brackets": 2, "seed": 3}, ASHA | {"eta": 3, "brackets": 3, "seed": 1}],
@@ -63,6 +63,8 @@ def _decisions(made: Strategy, chosen: Mapping[str, Any]) -> Any:
         spaces = {"conditional": (POPULATED, False), "with rules": (POPULATED_BY_RULES, True)}
         return {title: generations(made, space, ruled, chosen) for title, (space, ruled) in spaces.items()}
     tables = {"one objective": curves(trials=14 if made.name == "wilcoxon" else 30)}  # its tests take their time
+    if made.name == "pasha":
+        tables |= {"crossing": crossing_curves()}
     if made.name in RANKED:
         tables |= {"constrained": curves(constrained=True), "two objectives": curves(several=True)}
     if isinstance(made, PromotionStrategy):
@@ -83,6 +85,15 @@ def curves(several: bool = False, constrained: bool = False, trials: int = 30) -
             (epoch, beyond((loss, round(other - loss / 3, 2)) if several else loss, violation))
             for epoch, loss in zip(epochs, losses, strict=True)
         ]
+    return table
+
+
+def crossing_curves() -> Curves:
+    """Returns number -> learning curve whose noise does not fall, so that rankings change between rungs."""
+    random, table = Random(11).random, Curves()
+    for number in range(40):
+        level = random()
+        table[number] = [(epoch, round(1000 * (level + 0.2 * random())) / 1000) for epoch in range(1, 17)]
     return table
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow as pa
@@ -228,23 +229,40 @@ def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "words"),
+    ("module", "package", "arguments", "words"),
     [
         (
             "hpo.declaration.preflight",
+            "torchao",
             ["--study", "mlp", "-o", "train.precision=fp8"],
             "needs torchao: pip install 'hpo[fp8]'",
         ),
         (
+            "hpo.declaration.preflight",
+            "torch",
+            ["--study", "mlp", "--sampler", "random"],
+            "study 'mlp' trains with PyTorch, which is not installed: pip install 'hpo[train]'.",
+        ),
+        (
             "studies.gpt.check",
+            "tokenizers",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
             "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",
         ),
     ],
 )
-def test_a_missing_package_is_named_before_a_study_is_written(home, monkeypatch, module, arguments, words):
-    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+def test_a_missing_package_is_named_before_a_study_is_written(home, monkeypatch, module, package, arguments, words):
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == package else find_spec(name))
     assert words in run(*arguments, home=home)
+
+
+def test_without_torch_auto_goes_on_only_where_its_study_was_begun_so(monkeypatch):
+    study = Study("own", MlpConfig(), Loop, {"train.seed": Int(1, 4)}, [Objective("val/loss")])
+    monkeypatch.setattr("hpo.declaration.preflight.find_spec", lambda name: None)
+    begun = spec_of(study).model_copy(update={"sampler": "auto"})
+    preflight.check(ResolvedStudy(study, begun.model_copy(update={"planned": {"tpe": 0}})))
+    with pytest.raises(UserError, match=r"sampler 'auto' of study 'own' computes with PyTorch, .*'hpo\[train\]'"):
+        preflight.check(ResolvedStudy(study, begun))
 
 
 @pytest.mark.parametrize(
