@@ -193,6 +193,12 @@ class Environment:
         if missing := [entry.name for entry in entries if present.get(entry.name) != entry.version]:
             sys.exit(f"Not installed in the versions of lock.txt: {', '.join(missing)}. Try again after `make clean`.")
 
+    def compile(self) -> None:
+        """Compiles what is installed: tests turn the compiler's warnings into errors, and start many processes."""
+        print("Compiling what is installed.", flush=True)
+        python = str(self.path / "bin" / "python")
+        subprocess.run([python, "-W", "ignore", "-m", "compileall", "-qq", "-j", "0", str(self.packages)])
+
 
 def _waited(process: subprocess.Popen[bytes]) -> int | None:
     try:
@@ -216,6 +222,8 @@ def set_up(root: Path, sets: Sequence[str]) -> None:
         environment.install(missing)
     if "base" in names and _is_older(environment, root / "pyproject.toml"):
         _call(environment.installer("--quiet", "--no-build-isolation", "--editable", str(root)))
+    if "test" in names:
+        environment.compile()
     for name in sets:
         (environment.path / f".set-{name}").touch()
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,17 @@ def read(url: str, study: str | None, metrics: Sequence[str] = (), directions: S
         raise UserError("--direction: a study of Optuna's has its directions: leave the option out.")
     with quiet_optuna():
         try:
-            storage = _opened(url, shown)
-            name = _chosen(storage, study, shown)
-            found = optuna.load_study(study_name=name, storage=storage)
-            trials, attributes = found.get_trials(deepcopy=False), found.user_attrs
+            with _closed(_opened(url, shown)) as storage:
+                name = _chosen(storage, study, shown)
+                stored = optuna.load_study(study_name=name, storage=storage)
+                trials, attributes = stored.get_trials(deepcopy=False), stored.user_attrs
+                stored_directions, called = stored.directions, stored.metric_names
         except _UNREADABLE as error:
             raise _refusal(error, shown) from error
-    names = _metrics(found, metrics, shown)
+    names = _metrics(len(stored_directions), called, metrics, shown)
     objectives = tuple(
         Objective(metric, "maximize" if direction is StudyDirection.MAXIMIZE else "minimize")
-        for metric, direction in zip(names, found.directions, strict=True)
+        for metric, direction in zip(names, stored_directions, strict=True)
     )
     ended = [trial for trial in trials if trial.state in _STATES]
     open_ = Counter(trial.state.name for trial in trials if trial.state not in _STATES)
@@ -80,7 +82,7 @@ def read(url: str, study: str | None, metrics: Sequence[str] = (), directions: S
         [_trial(trial, names) for trial in ended],
         attributes,
         [*left, *_unstepped(ended)],
-        [] if metrics or found.metric_names else [f"its values are called {', '.join(names)} (--metric names them)"],
+        [] if metrics or called else [f"its values are called {', '.join(names)} (--metric names them)"],
     )
 
 
@@ -97,6 +99,16 @@ def _opened(url: str, shown: str) -> BaseStorage:
     if url.startswith("sqlite") or not begin.startswith(b"{"):
         raise UserError(f"{path} is neither a database of SQLite nor a journal of Optuna's: name another file.")
     return JournalStorage(JournalFileBackend(str(path)))
+
+
+@contextmanager
+def _closed(storage: BaseStorage) -> Generator[BaseStorage]:
+    """Closes the connections of a storage at the end of the block."""
+    try:
+        yield storage
+    finally:
+        if isinstance(storage, RDBStorage):
+            storage.engine.dispose()
 
 
 def _chosen(storage: BaseStorage, study: str | None, shown: str) -> str:
@@ -124,11 +136,10 @@ def _refusal(error: Exception, shown: str) -> UserError:
     return UserError(f"{shown} cannot be read as a storage of Optuna's ({said}): name another, or restore it.")
 
 
-def _metrics(study: optuna.Study, given: Sequence[str], shown: str) -> list[str]:
-    count = len(study.directions)
+def _metrics(count: int, called: Sequence[str] | None, given: Sequence[str], shown: str) -> list[str]:
     if given and len(given) != count:
         raise UserError(f"--metric: {shown} has {counted(count, 'objective')}, and {len(given)} are named: name each.")
-    return list(given) or list(study.metric_names or numbered(count))
+    return list(given or called or numbered(count))
 
 
 def numbered(count: int) -> list[str]:
@@ -191,11 +202,12 @@ def write(study: optuna.Study, url: str, name: str) -> int:
     Raises UserError where one of that name is there, or the storage cannot be used. What was begun is taken back.
     """
     shown = redacted_url(url)
-    with quiet_optuna():
+    with quiet_optuna(), ExitStack() as opened:
         try:
             if is_of_another(url, "study_directions"):
                 raise UserError(f"{shown} is the database of another program: name one of Optuna's, or a new file.")
-            made = optuna.create_study(directions=study.directions, storage=url, study_name=name)
+            storage = opened.enter_context(_closed(RDBStorage(url)))
+            made = optuna.create_study(directions=study.directions, storage=storage, study_name=name)
         except DuplicatedStudyError as error:
             raise UserError(f"{shown} has a study {name!r} already: name another with --name.") from error
         except _UNREADABLE as error:
@@ -209,6 +221,6 @@ def write(study: optuna.Study, url: str, name: str) -> int:
                 made.set_metric_names(names)
             made.add_trials(study.get_trials(deepcopy=False))
         except BaseException:
-            optuna.delete_study(study_name=name, storage=url)
+            optuna.delete_study(study_name=name, storage=storage)
             raise
     return len(study.trials)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class OptunaTracker:
         self._searched = searched
         with self._speaking():
             self._storage = _opened(file)
+        weakref.finalize(self, self._storage.engine.dispose).atexit = False  # as a Ledger's
 
     @property
     def storage(self) -> RDBStorage:

@@ -58,6 +58,7 @@ def chosen(home: Path, lanes: Any, **flags: Any) -> tuple[int, str]:
     return after.overrides["train.lanes"], why
 
 
+@pytest.mark.usefixtures("process")
 def test_a_search_over_shapes_trains_one_by_one(tmp_path):
     """The quickstart's space: 8 lanes would hold 8 models of 50 kinds."""
     lanes, why = chosen(tmp_path, 8, reference="mlp")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,11 @@ def test_a_url_names_the_path_that_it_was_made_of(tmp_path):
         path = tmp_path / name / "ledger.db"
         path.parent.mkdir()
         assert path_of(url_of(path)) == path
-        with sa.create_engine(url_of(path)).begin() as connection:
+        engine = sa.create_engine(url_of(path))
+        with engine.begin() as connection:
             connection.exec_driver_sql("CREATE TABLE t (x)")
-        with sqlite3.connect(path) as connection:
+        engine.dispose()
+        with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(NAMES)
     assert url_of(Path("/home/me/.hpo/ledger.db")) == "sqlite:////home/me/.hpo/ledger.db"
