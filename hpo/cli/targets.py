@@ -85,7 +85,7 @@ def check_free(to: str, *, directory: bool = False, force: bool) -> None:
             replace = "write over it" if directory else "replace it"
             raise UserError(f"--to {to} exists already: name another {kind}, or give --force to {replace}.")
         if not parent.is_dir():
-            raise UserError(f"--to {to}: there is no directory {path.parent}; make it, or name another {kind}.")
+            raise UserError(f"--to {to}: directory {path.parent} does not exist; make it, or name another {kind}.")
         if not os.access(path if there else parent, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:

@@ -315,7 +315,7 @@ def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, hom
     assert given == {path: value if isinstance(value, str) else json.dumps(value) for path, value in params.items()}
     assert flatten(load_yaml(saved)) == params
     beyond = refused(hpo("best", "--study", "crafted", "--to", str(tmp_path / "mis" / "spelt.yaml"), home=home), 2)
-    assert "mis/spelt.yaml: there is no directory" in beyond and not (tmp_path / "mis").exists()
+    assert "mis does not exist; make it" in beyond and not (tmp_path / "mis").exists()
     assert json.loads(hpo("best", "--json", home=home).stdout)["overrides"] == params
 
 
@@ -513,7 +513,7 @@ def test_what_takes_long_to_begin_says_so_on_a_terminal_and_takes_it_back():
         (("run", "--trials", "3", "--strategy", "pbt"), "--trials 3: pbt needs --trials 80, 8 members in 10"),
         (
             ("export", "0", "--to", "a/b/c.onnx"),
-            "--to a/b/c.onnx: there is no directory a/b; make it, or name another file.",
+            "--to a/b/c.onnx: directory a/b does not exist; make it, or name another file.",
         ),
     ],
 )

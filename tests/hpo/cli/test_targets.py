@@ -58,7 +58,7 @@ def test_what_is_there_is_left_alone_before_the_study_is_opened(command, name, o
 @pytest.mark.parametrize(("command", "name", "old"), CASES)
 def test_what_cannot_be_written_is_refused_before_the_study_is_opened(command, name, old, here, home):
     missing = hpo(command, "--to", f"mis/spelt/{name}", home=home)
-    assert missing.exit_code == 2 and "there is no directory mis/spelt; make it, or name another" in missing.stderr
+    assert missing.exit_code == 2 and "directory mis/spelt does not exist; make it, or name another" in missing.stderr
     unknown = hpo(command, "--to", "out.doc", home=home)
     assert unknown.exit_code == 2 and "--to out.doc: " in unknown.stderr
     assert Path(name).suffix in unknown.stderr or "a directory" in unknown.stderr
@@ -112,7 +112,7 @@ def test_a_report_of_several_studies_replaces_no_file_either(here, home):
         ("a.pt", {"directory": True}, "give a directory: a name without an ending, or one that ends in /."),
         ("a.pt", {"directory": True, "endings": (".png",)}, "give a file that ends in .png, or a directory: a name"),
         ("s3://bucket/a.csv", {"endings": (".csv",)}, "this command writes to no URL; give a file that ends in .csv."),
-        ("file/a.csv", {"endings": (".csv",)}, "there is no directory file"),
+        ("file/a.csv", {"endings": (".csv",)}, "directory file does not exist"),
         ("file", {"directory": True}, "is a file: name a directory."),
         ("held.csv", {"endings": (".csv",)}, "is a directory: name a file."),
         ("a" * 300 + ".csv", {"endings": (".csv",)}, "cannot be written (File name too long): name another file."),
