@@ -25,6 +25,7 @@ from hpo.errors import HpoError, UserError
 from hpo.space.tags import checked
 from hpo.storage.home import Home
 from hpo.workers.executors.resources import Resources
+from trainer.errors import Interrupted
 
 if TYPE_CHECKING:
     from hpo.analysis.study_handle import StudyHandle
@@ -287,7 +288,7 @@ def _extent(
 
 
 def _raise(number: int) -> NoReturn:
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def _placed(study: Study | str, executor: str | None, workers: int | None) -> tuple[str, str | None]:

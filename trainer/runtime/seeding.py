@@ -4,6 +4,7 @@ No generator's state is ever saved. Before anything that may draw, the generator
 the name of what is about to draw, and where it stands: the epoch, the step and micro-step, or the sample's index. So
 resuming needs no more than the step, and the number of loader workers changes nothing.
 
+    attempt    what a trial draws before its own code has seeded anything
     init       model()
     weights/<name>                     one layer's, where train.init draws them
     data       train_set()
@@ -48,6 +49,12 @@ def seed_all(value: int) -> None:
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
     np.random.seed(value & 0xFFFFFFFF)
     random.seed(value)
+
+
+def seed_process(value: int) -> None:
+    """Seed as `seed_all` does, and every device that torch has or will initialise."""
+    torch.manual_seed(value)
+    seed_all(value)
 
 
 def shuffled(seed: int, epoch: int, size: int) -> list[int]:
