@@ -26,6 +26,7 @@ from hpo.space.tags import checked
 from hpo.space.values import plain
 from hpo.storage.home import Home
 from hpo.workers.executors.resources import Resources
+from trainer.errors import Interrupted
 
 if TYPE_CHECKING:
     from hpo.analysis.study_handle import StudyHandle
@@ -289,7 +290,7 @@ def _extent(
 
 
 def _raise(number: int) -> NoReturn:
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def _placed(study: Study | str, executor: str | None, workers: int | None) -> tuple[str, str | None]:
