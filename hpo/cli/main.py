@@ -51,6 +51,7 @@ from hpo.cli.options import (
     WorkersOption,
 )
 from hpo.errors import UserError
+from hpo.terminal import print
 
 app = typer.Typer(
     cls=options.Commands,
@@ -335,9 +336,8 @@ def compare(
     elif csv or parquet:
         print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(filter(None, (csv, parquet)))}")
     else:
-        from rich.console import Console
-
         from hpo.analysis.results.table import comparison
+        from hpo.cli.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))

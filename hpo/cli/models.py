@@ -12,6 +12,7 @@ from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption, size
 from hpo.errors import UserError
+from hpo.terminal import print
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger

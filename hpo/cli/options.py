@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from hpo import text as phrases
 from hpo.cli import completion, secret_files
 from hpo.errors import HpoError, UserError
+from hpo.terminal import print
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
 from trainer.redaction import redacted

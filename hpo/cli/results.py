@@ -25,6 +25,7 @@ from hpo.cli.options import (
     TrackingOption,
     WorkersOption,
 )
+from hpo.terminal import print
 
 if TYPE_CHECKING:
     from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy
