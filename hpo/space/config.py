@@ -45,6 +45,7 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
     max_aliases, max_depth = 10, 32
+    merges = "key '<<' merges nothing in YAML 1.2; write out the keys that it stands for"
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -64,9 +65,8 @@ class _Loader(yaml.SafeLoader):
         if (tag := getattr(event, "tag", None)) is not None:
             raise yaml.MarkedYAMLError(problem=f"tag {tag!r} is not allowed", problem_mark=event.start_mark)
         if self.depth >= self.max_depth:
-            raise yaml.MarkedYAMLError(
-                problem=f"nested deeper than {self.max_depth} levels", problem_mark=event.start_mark
-            )
+            problem = f"nested deeper than {self.max_depth} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         self.depth += 1
         self.within.append(None if alias else anchor)
         node = super().compose_node(parent, index)
@@ -80,10 +80,9 @@ class _Loader(yaml.SafeLoader):
             key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
-            if key in lines:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} already stands in line {lines[key]}", problem_mark=mark
-                )
+            problem = f"key {key!r} already stands in line {lines[key]}" if key in lines else ""
+            if problem := self.merges if key == "<<" and not key_node.style else problem:
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             lines[key] = mark.line + 1
         return super().construct_mapping(node, deep)
 
