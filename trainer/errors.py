@@ -13,14 +13,16 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from trainer.quote import visible
 from trainer.redaction import redacted
 
 
 class TrainerError(Exception):
-    """Base of all errors the trainer raises on purpose; its text is one sentence for the user, without passwords."""
+    """Base of all errors the trainer raises on purpose; its text is one sentence for the user, without passwords and
+    without characters that act on a terminal."""
 
     def __init__(self, *words: Any) -> None:
-        super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
+        super().__init__(*(visible(redacted(word)) if isinstance(word, str) else word for word in words))
 
 
 class ConfigError(TrainerError):

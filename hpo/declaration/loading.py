@@ -172,8 +172,8 @@ def _load_file(path: Path) -> ModuleType:
     """
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise StudyError(f"study file {path} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # ValueError where the path cannot be encoded
+        raise StudyError(f"study file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     name = f"hpo_study_{sha256(str(path).encode()).hexdigest()[:12]}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     version = sha256(text).hexdigest()
     if getattr(loaded := sys.modules.get(name), "__hpo_version__", None) == version and loaded is not None:

@@ -16,6 +16,7 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.rows import Connection
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import counted
 from trainer.errors import CheckpointError
 

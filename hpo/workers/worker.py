@@ -34,6 +34,7 @@ from hpo.ledger.store import PATIENCE
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.workers import ranks
 from hpo.workers.attempt import attempt
 from hpo.workers.executors.resources import keep_to_share
