@@ -6,6 +6,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from hpo.terminal import print
+
 FIRST = """\
 Hyperparameter search and experiment tracking for PyTorch, and for any training
 that a Python function or a command can do.

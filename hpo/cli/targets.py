@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from hpo.errors import UserError
+from hpo.terminal import print
 from trainer.files.paths import expanded
 
 PICTURES = (".png", ".pdf", ".svg")
