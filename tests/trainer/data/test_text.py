@@ -58,5 +58,5 @@ def test_what_is_no_tokenizer_is_refused(tmp_path):
 
 def test_without_the_library_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match="BPE needs the package tokenizers: install hpo with the extra `text`"):
+    with pytest.raises(ConfigError, match=r"BPE needs tokenizers: pip install 'hpo\[text\]'"):
         BPE.train(TEXTS, 300)
