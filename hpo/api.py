@@ -25,7 +25,9 @@ from hpo.errors import HpoError, UserError
 from hpo.space.tags import checked
 from hpo.space.values import plain
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.workers.executors.resources import Resources
+from trainer.errors import Interrupted
 
 if TYPE_CHECKING:
     from hpo.analysis.study_handle import StudyHandle
@@ -247,9 +249,8 @@ def _drive(request: RunRequest, progress: bool) -> StudyHandle:
     for name in ("trials", "epochs", "workers", "window"):
         if (value := getattr(request, name)) is not None and (type(value) is not int or value < 1):
             raise UserError(f"{name}={value!r}: give a whole number from 1.")
-    from rich.console import Console
-
     from hpo.analysis.study_handle import StudyHandle
+    from hpo.cli.console import Console
     from hpo.cli.live import summary
     from hpo.cli.watch import watched
     from hpo.ledger import Ledger
@@ -289,7 +290,7 @@ def _extent(
 
 
 def _raise(number: int) -> NoReturn:
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def _placed(study: Study | str, executor: str | None, workers: int | None) -> tuple[str, str | None]:

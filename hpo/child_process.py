@@ -15,6 +15,7 @@ from trainer.runtime.lifeline import die_with
 from trainer.runtime.threads import ONE
 
 FAULT = 5  # exit code of a worker process that says why it cannot go on, told from that of a task which ends it
+AFRESH = 6  # exit code of a worker process that another is to replace, since a trial changed what it cannot restore
 _PARENT = "HPO_PARENT_PID"
 _KEPT_RUNS = 10  # of a study, whose logs stay
 

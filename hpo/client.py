@@ -92,7 +92,7 @@ class Trial:
         """
         if self._stopped:
             return True
-        report: dict[str, Any] = {"metrics": {key: float(value) for key, value in (metrics or {}).items()}}
+        report: dict[str, Any] = {"metrics": {key: self._number(key, value) for key, value in (metrics or {}).items()}}
         report.update({key: int(value) for key, value in (("epoch", epoch), ("step", step)) if value is not None})
         self._note(epoch, step)
         if REPORTS not in os.environ:
@@ -108,6 +108,12 @@ class Trial:
             file.write(line)
         self._stopped = self._answer(report["id"])
         return self._stopped
+
+    @staticmethod
+    def _number(key: Any, value: Any) -> float:
+        if not isinstance(key, str) or isinstance(value, (str, bytes)):
+            raise TypeError(f"metric {key!r} is {value!r}: name it by text, and give a float of its value.")
+        return float(value)
 
     def _note(self, epoch: int | None, step: int | None) -> None:
         each = self._each or 1

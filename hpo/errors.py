@@ -17,18 +17,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.quote import visible
 from trainer.redaction import redacted
 
 NO_TORCH = "PyTorch, which is not installed: pip install 'hpo[train]'"
 
 
 class HpoError(Exception):
-    """Base of all errors raised on purpose; its text is one sentence for the user, without passwords."""
+    """Base of all errors raised on purpose; its text is one sentence for the user, without passwords and
+    without characters that act on a terminal."""
 
     exit_code = 1
 
     def __init__(self, *words: Any) -> None:
-        super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
+        super().__init__(*(visible(redacted(word)) if isinstance(word, str) else word for word in words))
 
 
 def needs_torch(error: BaseException) -> bool:

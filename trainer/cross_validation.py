@@ -23,6 +23,7 @@ from trainer.config import CheckpointConfig, TrainConfig
 from trainer.loop import Watch, fit
 from trainer.report import ENDS, CheckpointRef, Outcome, Reporter, Verdict
 from trainer.runtime.compare import improved
+from trainer.runtime.process_state import kept
 from trainer.runtime.seeding import derive
 from trainer.task import Task
 
@@ -39,8 +40,9 @@ def fit_folds(
     what `fit` does."""
     at = _Fold.of(checkpoints, config.checkpoint)
     while True:
-        fold, own = _part(task, config, len(at.before))
-        outcome = fit(fold, own, _Reporter(reporter, at), _Store(checkpoints, at), watch)  # type: ignore[arg-type]
+        with kept():  # a trial that goes on in its second fold has not trained its first in this process
+            fold, own = _part(task, config, len(at.before))
+            outcome = fit(fold, own, _Reporter(reporter, at), _Store(checkpoints, at), watch)  # type: ignore[arg-type]
         ended = replace(outcome, step=at.offset + outcome.step, epoch=len(at.before))
         if outcome.kind != "complete":
             return ended

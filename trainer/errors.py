@@ -10,16 +10,19 @@ TrainerError
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
+from trainer.quote import visible
 from trainer.redaction import redacted
 
 
 class TrainerError(Exception):
-    """Base of all errors the trainer raises on purpose; its text is one sentence for the user, without passwords."""
+    """Base of all errors the trainer raises on purpose; its text is one sentence for the user, without passwords and
+    without characters that act on a terminal."""
 
     def __init__(self, *words: Any) -> None:
-        super().__init__(*(redacted(word) if isinstance(word, str) else word for word in words))
+        super().__init__(*(visible(redacted(word)) if isinstance(word, str) else word for word in words))
 
 
 class ConfigError(TrainerError):
@@ -44,3 +47,19 @@ class OutOfMemory(TrainerError):
 
 class Fenced(TrainerError):
     """This attempt has lost its trial: another one holds a newer fence."""
+
+
+class Stopped(BaseException):
+    """Ends a training from outside; no Exception, so that no code that trains takes it for an error of its own."""
+
+
+class Interrupted(Stopped, KeyboardInterrupt):
+    """The user's Ctrl-C, raised by a handler that took the place of Python's own."""
+
+
+def is_stop(error: BaseException) -> bool:
+    """Returns whether the error came from outside of the code that ran. A KeyboardInterrupt does where Python's own
+    handler of SIGINT is in place; elsewhere the code has raised it."""
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, Stopped)

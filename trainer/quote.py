@@ -1,12 +1,16 @@
-"""Quotes values in messages, those that are long shortened."""
+"""Quotes values in messages: long ones shortened, characters that act on a terminal as escapes."""
 
 from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from typing import Any
 
 MOST = 200  # characters of a value
+# Categories of characters that a reader does not see and a terminal or a page may obey: controls, marks of direction
+# (Boucher and Anderson 2021, "Trojan Source") and other formats, halves of surrogate pairs, separators of lines.
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 # A quoted text, whose quotation marks stand at its ends where an apostrophe stands within a word; or a word.
 _LONG = re.compile(rf"(?<!\w)'[^']{{{MOST},}}'(?!\w)|\"[^\"]{{{MOST},}}\"|\S{{{2 * MOST},}}")
 
@@ -26,9 +30,27 @@ def quoted(value: Any, most: int = MOST) -> str:
         )
 
 
+def unseen(character: str) -> bool:
+    """Returns True for a character that a reader does not see, line ends and tabs apart."""
+    return character not in "\n\t" and unicodedata.category(character) in _UNSEEN
+
+
+def visible(text: str) -> str:
+    """Returns `text` with its unseen characters as escapes, such as `\\u001b`, so that nothing in it acts on what
+    shows it."""
+    if text.isprintable():
+        return text
+    return "".join(_escape(character) if unseen(character) else character for character in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
 def in_one_line(text: str) -> str:
-    """`text` with line breaks and other characters that do not print by their escapes, as `repr` has them."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    """Returns `text` as `visible` does, with its line ends and tabs as escapes too."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def shorten_quoted(sentence: str) -> str:

@@ -11,6 +11,8 @@ import sys
 import traceback
 from types import TracebackType
 
+from trainer.quote import visible
+
 HIDDEN = "***"
 
 # Parameters of URLs that hold no secret: libpq's, SQLAlchemy's and SQLite's. The values of all others are hidden.
@@ -107,6 +109,6 @@ def install(*, streams: bool = False) -> None:
         )
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+        sys.stderr.write(visible(redacted("".join(traceback.format_exception(kind, error, trace)))))
 
     sys.excepthook = show

@@ -51,16 +51,26 @@ ENDS: Mapping[VerdictKind, OutcomeKind] = {
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as plain floats. Raises TypeError for one that is no number, ValueError for one too large."""
-    found: dict[str, float] = {}
+    """Returns metrics as plain floats. Raises TypeError for a name that is not text and for a value that is no number,
+    text of one among them, and ValueError for a value that is too large."""
+    values: dict[str, float] = {}
     for key, value in metrics.items():
+        if not isinstance(key, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"metric {quoted(key, 80)} has a name that is not text: write {{{str(key)!r}: ...}}.")
         try:
-            found[key] = float(value)
+            values[key] = number(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"metric {key!r} is no number but {quoted(value, 80)}: give a float of it.") from error
         except OverflowError as error:
             raise ValueError(f"metric {key!r} is {quoted(value, 80)}, which is too large for a float.") from error
-    return found
+    return values
+
+
+def number(value: Any) -> float:
+    """Returns the value as a float. Raises what `float` raises, and TypeError for text, of which `float` reads one."""
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("it is text")
+    return float(value)
 
 
 def _make_counts_plain(counted: Outcome | CheckpointRef) -> None:

@@ -49,7 +49,7 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
     finally:
         torch.set_num_threads(threads)
         _set_deterministic(before, config.compile)
-        os.environ.pop(_COMPILERS)
+        os.environ.pop(_COMPILERS, None)  # which the task may have removed
         os.environ |= {} if compilers is None else {_COMPILERS: compilers}
         torch.backends.cudnn.benchmark = benchmark
         filling.fill_uninitialized_memory = filled

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
 from trainer.quote import quoted
+from trainer.report import number
 from trainer.runtime.tensors import settle
 
 
@@ -88,8 +89,12 @@ def measured(task: Task, model: nn.Module) -> dict[str, float]:
         )
     metrics: dict[str, float] = {}
     for name, value in found.items():
+        if not isinstance(name, str):
+            raise TrainerError(
+                f"{method(task, 'evaluate')} gave a value the name {quoted(name, 80)}: name it by text, {str(name)!r}."
+            )
         try:
-            metrics[name] = float(value)
+            metrics[name] = number(value)
         except OverflowError as error:
             raise TrainerError(
                 f"{method(task, 'evaluate')} gave {name!r} the value {quoted(value, 80)}: it is too large for a float."

@@ -23,6 +23,7 @@ from hpo.ledger import Ledger, alert_queries, leases, queries, removal
 from hpo.ledger.alert_queries import Alert
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
+from hpo.terminal import print
 from trainer.runtime.failpoint import failpoint
 
 PER_MINUTE = 10  # messages to one target; what comes above that is summed up in the last of them

@@ -28,6 +28,7 @@ from hpo.ledger import Ledger, alert_queries, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import from_anywhere, given
 from hpo.tracking.mirror import LEASE_TIMEOUT
 from hpo.tracking.mirror_process import Leave, Mirroring, await_end

@@ -22,6 +22,7 @@ from hpo.ledger import Ledger, ends, live_queries, queries
 from hpo.ledger.names import machine_dependent
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 
 if TYPE_CHECKING:
     import optuna

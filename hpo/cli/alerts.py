@@ -8,6 +8,7 @@ import typer
 
 from hpo.cli.facts import print_json
 from hpo.cli.options import JsonOption
+from hpo.terminal import print
 
 app = typer.Typer()
 

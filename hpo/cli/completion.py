@@ -36,12 +36,12 @@ _STUDY_FILES = (".py", ".yaml", ".yml")
 
 
 def _quiet(offers: Callable[[Any, str], Offers]) -> Callable[[typer.Context, str], list[str | tuple[str, str]]]:
-    """Offer nothing where the ledger is missing, damaged or away: a prompt is no place for an error, and the command
-    itself says it."""
+    """Offers nothing where the ledger is missing, damaged or away, since the command itself says that, and no name that
+    a shell would print as more than text."""
 
     def offered(ctx: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
         try:
-            return list(islice(offers(ctx, incomplete), MOST))
+            return list(islice((offer for offer in offers(ctx, incomplete) if "".join(offer).isprintable()), MOST))
         except Exception:
             return []
 

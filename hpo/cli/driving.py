@@ -13,6 +13,7 @@ import typer
 
 from hpo.cli import facts
 from hpo.errors import HpoError
+from hpo.terminal import print, rewrite
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunRequest, RunResult
@@ -39,7 +40,7 @@ def starting(
     def end() -> None:
         with lock:
             if terminal and shown.is_set() and not ended.is_set():
-                print("\r\x1b[K", end="", file=stream, flush=True)
+                rewrite("", stream)
             ended.set()
 
     timer = threading.Timer(after if terminal else piped_after, show)
@@ -96,8 +97,7 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
 
 
 def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], None]) -> RunResult:
-    from rich.console import Console
-
+    from hpo.cli.console import Console
     from hpo.cli.live import summary
     from hpo.cli.watch import watched
 

@@ -12,6 +12,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from hpo.space.values import plain
+from hpo.terminal import print
 
 
 def print_json(facts: Any) -> None:

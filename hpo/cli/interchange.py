@@ -12,6 +12,7 @@ from hpo.cli.facts import notes, print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.cli.overview import Group
 from hpo.errors import UserError
+from hpo.terminal import print
 
 app = typer.Typer()
 imports = typer.Typer(

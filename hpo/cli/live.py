@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -21,6 +21,7 @@ from rich.text import Text
 from hpo.analysis.results.format import duration, epochs, judgement, number, sparkline
 from hpo.analysis.results.progress import Progress, Trial
 from hpo.analysis.results.status import aligned, behind_by, next_commands
+from hpo.cli.console import Console
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger
 from hpo.search.samplers import auto
@@ -28,6 +29,7 @@ from hpo.search.samplers.registry import SLOW_ASKS
 from hpo.space.trial_state import STATES
 from hpo.text import command, counted, endings, portion
 from trainer.config.lanes import LANES
+from trainer.quote import visible
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunResult
@@ -284,7 +286,7 @@ def _table(progress: Progress, width: int, rows: int) -> Table:
     leading = [trial for trial in progress.best if trial not in newest][: max(rows // 2, 1)]
     newest = [*leading, *newest[len(leading) :]]
     judged = len(progress.metrics)
-    names = ["trial", "epoch", "state", *progress.metrics, "curve"]
+    names = ["trial", "epoch", "state", *map(visible, progress.metrics), "curve"]
     held = progress.at_rung
     order = by_difference([trial.params for trial in progress.trials.values()])
     cells = [_cells(trial, trial in progress.best, judged, trial.number in held, order) for trial in newest]
@@ -313,7 +315,7 @@ def _cells(trial: Trial, best: bool, judged: int, held: bool, order: Sequence[st
         Text("at rung" if held else trial.state, style="dim" if held else _STYLE[trial.state]),
         *(Text(text, style=marked) for text in [*shown, *[""] * judged][:judged]),
         Text(sparkline(trial.curve)),
-        Text(trial.why or short_params(trial.params, order), "red" if trial.why else "dim", no_wrap=True),
+        Text(visible(trial.why or short_params(trial.params, order)), "red" if trial.why else "dim", no_wrap=True),
     ]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from hpo.cli.facts import print_json
 from hpo.cli.options import INTERRUPTED, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
+from hpo.terminal import print
 
 app = typer.Typer()
 
@@ -20,9 +21,8 @@ def watch(
     storage: StorageOption = None,
 ) -> None:
     """Show a study that another process runs, until it ends. Ctrl-C ends the show alone."""
-    from rich.console import Console
-
     from hpo.cli import onlooker
+    from hpo.cli.console import Console
     from hpo.storage.lookup import open_study
 
     ledger, name, _ = open_study(home, storage, study)

@@ -52,6 +52,7 @@ from hpo.cli.options import (
 )
 from hpo.cli.targets import CsvOption, ForceOption, ParquetOption, SaveOption, target, to_option
 from hpo.errors import UserError
+from hpo.terminal import print
 
 app = typer.Typer(
     cls=options.Commands,
@@ -342,9 +343,8 @@ def compare(
     elif files:
         print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(map(str, files))}")
     else:
-        from rich.console import Console
-
         from hpo.analysis.results.table import comparison
+        from hpo.cli.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
         console.print(comparison(found, console.width if console.is_terminal else None, every=every))

@@ -13,6 +13,7 @@ from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption, size
 from hpo.cli.targets import ForceOption, SaveOption, check_free, target, to_option
 from hpo.errors import UserError
+from hpo.terminal import print
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-
 from hpo.analysis.results import status
+from hpo.cli.console import Console
 from hpo.cli.live import View, animated
 from hpo.clock import Clock, SystemClock
 from hpo.ledger import Ledger, queries

@@ -14,6 +14,7 @@ import typer
 from hpo import text as phrases
 from hpo.cli import completion, overview, secret_files
 from hpo.errors import NO_TORCH, HpoError, UserError, needs_torch
+from hpo.terminal import print
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
 from trainer.redaction import redacted

@@ -10,10 +10,10 @@ FIRST = """\
 Hyperparameter search and experiment tracking for PyTorch, and for any training
 that a Python function or a command can do.
 
-  hpo init my_study                        write my_study.py, which runs as it is
+  hpo init my_study                        write my_study.py, ready to run
   hpo run --study my_study.py --trials 20  search
   hpo status                               show how far the search is
-  hpo best                                 show the best trial and how to train it
+  hpo best                                 show the best trial so far
   hpo resume                               go on after Ctrl-C or a crash
 
 `hpo --help` lists all commands, `hpo COMMAND --help` the options of one."""

@@ -12,6 +12,7 @@ from hpo.cli import completion
 from hpo.cli.facts import print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import UserError
+from hpo.terminal import print
 
 app = typer.Typer()
 

@@ -27,6 +27,7 @@ from hpo.cli.options import (
 )
 from hpo.cli.targets import ForceOption, OutOption, SaveOption, target, to_option
 from hpo.errors import UserError
+from hpo.terminal import print
 
 if TYPE_CHECKING:
     from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy

@@ -10,6 +10,7 @@ from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption, StudyOption, TrackingOption
 from hpo.errors import UserError
+from hpo.terminal import print
 
 app = typer.Typer()
 

@@ -14,6 +14,7 @@ from hpo.cli import completion
 from hpo.cli.facts import notes, print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import Busy, HpoError, StudyError, UserError
+from hpo.terminal import print
 
 app = typer.Typer()
 

@@ -20,6 +20,7 @@ from hpo.cli.options import (
     TrackingOption,
 )
 from hpo.cli.targets import PICTURES, ForceOption, SaveOption, target, to_option
+from hpo.terminal import print, rewrite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,7 +176,7 @@ def plan(
     def told(known: int, count: int) -> None:
         if sys.stderr.isatty():
             text = f"of {known} of {count} configurations it is known whether they fit ..." if known < count else ""
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+            rewrite(text, sys.stderr)
 
     of = declaration(study, home, storage, options.overrides(config, override))
     found = plans.plan(*of, plans.size_of(memory), told)

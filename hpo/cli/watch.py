@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rich.console import Console
-
+from hpo.cli.console import Console
 from hpo.cli.live import View
 from hpo.driver.request import RunRequest, RunResult
 from hpo.driver.run import damage_of_ledger, run

@@ -8,6 +8,7 @@ import typer
 
 from hpo.cli import completion
 from hpo.cli.options import HomeOption
+from hpo.terminal import print
 
 app = typer.Typer()
 

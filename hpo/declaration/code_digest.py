@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hpo.declaration.bundled import BUNDLED, SHARED
 from hpo.space.hashing import json_sha256, tree_sha256
+from hpo.terminal import print
 
 ROOT = Path(__file__).parents[2]  # of hpo, the trainer and the studies
 RECORD = Path(__file__).with_name("definitions.json")

@@ -120,14 +120,16 @@ def make(
     judged: tuple[str | Sequence[str], str | Sequence[str], Sequence[Objective]],
     constants: Mapping[str, Any],
     num_epochs: int | None,
+    sections: bool = False,
     **declared: Any,
 ) -> Study:
     """The study of a task that is given parameters by their names; `judged` by what is made small, what is made large,
-    or Objectives; `declared` as `Study` takes it. Raises StudyError and SpaceError, which begin with `where`."""
+    or Objectives; with `sections` names may have dots, as `optim.lr`; `declared` as `Study` takes it. Raises StudyError
+    and SpaceError, which begin with `where`."""
     objectives = _objectives(where, *judged)
     return Study(
         name=name,
-        config=_config(where, space, constants, num_epochs),
+        config=_config(where, space, constants, num_epochs, sections),
         task=task,
         space=space,
         objectives=objectives,
@@ -155,18 +157,13 @@ def _objectives(
     return given or [*(Objective(one, "minimize") for one in least), *(Objective(one, "maximize") for one in most)]
 
 
-def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, Any], num_epochs: int | None) -> Frozen:
+def _config(
+    where: str, space: Mapping[str, Dimension], constants: Mapping[str, Any], num_epochs: int | None, sections: bool
+) -> Frozen:
     """The configuration that the parameters make up: the middle of what is searched, and the constants."""
     if not isinstance(space, Mapping) or not isinstance(constants, Mapping):
         raise StudyError(f"{where}: space and constants map names of parameters to dimensions and values.")
-    for name in (*space, *constants):
-        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
-            fix = f"call it '{name}_'" if keyword.iskeyword(name) else "take letters, digits and underscores"
-            raise StudyError(
-                f"{where}: parameter {name!r} must be a name such as 'lr', since it is trial.params.lr: {fix}."
-            )
-        if name == TRAIN or hasattr(Frozen, name) or hasattr(Mapping, name):
-            raise StudyError(f"{where}: a parameter cannot be called {name!r}, which the configuration has: rename it.")
+    _check_names(where, [*space, *constants], sections)
     if both := sorted(space.keys() & constants.keys()):
         raise StudyError(f"{where}: {both[0]!r} is searched and a constant: leave it out of one of them.")
     for name, one in space.items():
@@ -181,7 +178,37 @@ def _config(where: str, space: Mapping[str, Dimension], constants: Mapping[str, 
     except ValueError as error:
         raise StudyError(f"{where}: num_epochs={num_epochs!r} must be a whole number from 1.") from error
     fields[TRAIN] = (FunctionTrainConfig, train)
-    return create_model("Parameters", __base__=Frozen, **fields)()
+    return _model(fields)
+
+
+def _check_names(where: str, names: Sequence[Any], sections: bool) -> None:
+    """Raise StudyError for a name that no attribute can have; with `sections` for one of whose parts that is so."""
+    for name in names:
+        parts = name.split(".") if isinstance(name, str) and sections else [name]
+        if not all(isinstance(part, str) and part.isidentifier() and part[0] != "_" for part in parts) or any(
+            map(keyword.iskeyword, parts)
+        ):
+            fix = f"call it '{name}_'" if keyword.iskeyword(parts[-1]) else "take letters, digits and underscores"
+            why = "such as 'lr' or 'optim.lr'" if sections else "such as 'lr', since it is trial.params.lr"
+            raise StudyError(f"{where}: parameter {name!r} must be a name {why}: {fix}.")
+        if parts[0] == TRAIN or any(hasattr(Frozen, part) or hasattr(Mapping, part) for part in parts):
+            raise StudyError(f"{where}: a parameter cannot be called {name!r}, which the configuration has: rename it.")
+        if section := next((other for other in names if name.startswith(f"{other}.")), None):
+            raise StudyError(
+                f"{where}: {section!r} cannot be a parameter beside {name!r}, which is below it: rename one."
+            )
+
+
+def _model(fields: Mapping[str, tuple[Any, Any]]) -> Frozen:
+    """The configuration of these fields, path -> type and default, with a section for what stands before a dot."""
+    parts: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for path, field in fields.items():
+        name, _, rest = path.partition(".")
+        parts.setdefault(name, {})[rest] = field
+    made: dict[str, Any] = {}
+    for name, inner in parts.items():
+        made[name] = inner[""] if "" in inner else (type(section := _model(inner)), section)
+    return create_model("Parameters", __base__=Frozen, **made)()
 
 
 def _middle(dimension: Dimension) -> Any:

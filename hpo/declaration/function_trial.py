@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpo.errors import UserError
 from hpo.space import tags
+from trainer.config.fields import Frozen
 from trainer.errors import TrainerError
 from trainer.files import scratch
 from trainer.quote import quoted
@@ -71,7 +72,7 @@ class Trial:
         scratch_directory: Path,
     ) -> None:
         self.number = number
-        self.params = Parameters({name: getattr(config, name) for name in type(config).model_fields if name != "train"})
+        self.params = Parameters({path: value for path, value in _values(config) if not path.startswith("train.")})
         self.seed: int = config.train.seed
         self.num_epochs: int | None = config.train.num_epochs
         self.epoch = self.step = 0
@@ -198,6 +199,16 @@ class Trial:
             return int(step), None
         closed = int(step) // self._steps_per_epoch
         return int(step), closed if closed > self.epoch else None
+
+
+def _values(config: Frozen, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the path and the value of each field, those of sections below their names."""
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, Frozen):
+            yield from _values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 class Ended(BaseException):

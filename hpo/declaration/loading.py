@@ -18,8 +18,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from hpo.declaration.at_import import left, no_command_line, search_at_import
 from hpo.errors import NO_TORCH, HpoError, StudyError, needs_torch
 from hpo.text import near
+from trainer.errors import is_stop
 from trainer.files.paths import expanded
 from trainer.runtime.quiet import quiet_torchao
 
@@ -156,7 +158,9 @@ def _load_shipped(name: str) -> ModuleType:
     assert spec is not None and spec.origin is not None
     try:
         return import_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_stop(error):
+            raise
         raise _explained(error, Path(spec.origin)) from error
 
 
@@ -168,13 +172,15 @@ def _load_file(path: Path) -> ModuleType:
     """
     try:
         text = path.read_bytes()
-    except OSError as error:
-        raise StudyError(f"study file {path} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # ValueError where the path cannot be encoded
+        raise StudyError(f"study file {path} cannot be read: {getattr(error, 'strerror', error)}.") from error
     name = f"hpo_study_{sha256(str(path).encode()).hexdigest()[:12]}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     version = sha256(text).hexdigest()
     if getattr(loaded := sys.modules.get(name), "__hpo_version__", None) == version and loaded is not None:
         return loaded
     _check_siblings(path)
+    if searches := search_at_import(text, str(path)):
+        raise StudyError(searches)
     _make_importable(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -182,9 +188,12 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     before = _importing.set(path)
     try:
-        exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+        with no_command_line():
+            exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:
         del sys.modules[name]
+        if is_stop(error):
+            raise
         raise _explained(error, path) from error
     finally:
         _importing.reset(before)
@@ -240,5 +249,7 @@ def _explained(error: BaseException, file: Path) -> HpoError:
         return type(error)(f"{place}: {error}")
     if needs_torch(error):
         return StudyError(f"{place} imports {NO_TORCH}.")
+    if isinstance(error, SystemExit):
+        return StudyError(left(error, place))
     text = " ".join(str(error).split()).rstrip(".")
     return StudyError(f"{place}: {type(error).__name__}{f': {text}' if text else ''}.")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpo.errors import HpoError, UserError
-from trainer.errors import TrainerError
+from trainer.errors import TrainerError, is_stop
 
 _HERE = Path(__file__).parents[2]
 _NOT_A_STUDYS = (_HERE / "hpo", _HERE / "trainer", *map(Path, set(sysconfig.get_paths().values())))
@@ -31,8 +31,8 @@ def own_code() -> Iterator[None]:
         yield
     except (HpoError, TrainerError):
         raise
-    except Exception as error:
-        if not (where := place(error)):
+    except BaseException as error:
+        if is_stop(error) or not (where := place(error)):
             raise
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 

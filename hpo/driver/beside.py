@@ -8,6 +8,7 @@ from collections.abc import Callable
 from hpo.alerts.process import Alerting
 from hpo.driver.request import DriverOptions
 from hpo.ledger import Ledger
+from hpo.terminal import print
 from hpo.tracking import mirror_process
 from hpo.tracking.uri import tracker_name
 

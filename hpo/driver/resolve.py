@@ -26,6 +26,7 @@ from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import STRATEGIES, make_strategy, settled
 from hpo.space.config import flatten
+from hpo.terminal import print
 from hpo.text import command, counted
 from hpo.workers.executors.placement import one_of
 

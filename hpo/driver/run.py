@@ -30,6 +30,7 @@ from hpo.ledger import Ledger, queries, tags, verify_queries
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.storage.metrics_json import Results
+from hpo.terminal import print
 from hpo.text import command, spelled
 from hpo.tracking.damage import damage_of
 from hpo.tracking.mlflow import silence

@@ -25,6 +25,7 @@ from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
 from hpo.storage.removal import remove_trials
+from hpo.terminal import print
 from hpo.text import counted
 from hpo.tracking.mirror import LEASE_TIMEOUT
 from hpo.tracking.trackers import leases_of

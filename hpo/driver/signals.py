@@ -11,6 +11,8 @@ from types import FrameType
 from typing import NoReturn
 
 from hpo.driver.loop import Driver
+from hpo.terminal import print
+from trainer.quote import visible
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDED = "all trials have ended, and the study with them: nothing is left to be stopped."
@@ -76,7 +78,7 @@ def _tell(text: str) -> None:
         print(text, file=sys.stderr)
         return
     clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
-    os.write(2, f"\n{clear}{text}\n".encode(errors="replace"))
+    os.write(2, f"\n{clear}{visible(text)}\n".encode(errors="replace"))
 
 
 def _in_notebook() -> bool:

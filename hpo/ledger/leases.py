@@ -23,6 +23,7 @@ from hpo.ledger.process_id import Process, is_dead
 from hpo.ledger.statements import CHECK_LEASE, insert_new
 from hpo.ledger.store import Ledger
 from hpo.ledger.tables import leases
+from hpo.terminal import print
 from trainer.errors import TrainerError
 
 T = TypeVar("T")

@@ -45,6 +45,7 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
     max_aliases, max_depth = 10, 32
+    merges = "key '<<' merges nothing in YAML 1.2; write out the keys that it stands for"
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -79,8 +80,8 @@ class _Loader(yaml.SafeLoader):
             key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
-            if key in lines:
-                problem = f"key {key!r} already stands in line {lines[key]}"
+            problem = f"key {key!r} already stands in line {lines[key]}" if key in lines else ""
+            if problem := self.merges if key == "<<" and not key_node.style else problem:
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             lines[key] = mark.line + 1
         return super().construct_mapping(node, deep)

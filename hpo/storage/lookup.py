@@ -12,6 +12,7 @@ from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.rows import RowMapping
 from hpo.storage.home import Home
+from hpo.terminal import print
 
 
 def open_ledger(home: str, storage: str | None, *, upgrade: bool = False) -> tuple[Ledger, Home]:

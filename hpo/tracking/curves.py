@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from hpo.ledger import mirror_queries
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.tracking.base import Point
+from hpo.tracking.names import entry_name
 from hpo.tracking.pages import objective_keys
 from hpo.tracking.rows import milliseconds
 
@@ -22,7 +23,9 @@ BEST, TRIALS = "best_so_far", "trials"
 
 def best_keys(study: RowMapping) -> list[str]:
     """The metrics of the best value so far, one for each objective; MLflow shows those of a prefix together."""
-    return [f"{BEST}/{key.removeprefix('objective/')}" for key in objective_keys(study["spec"]["objectives"])]
+    return [
+        entry_name(f"{BEST}/{key.removeprefix('objective/')}") for key in objective_keys(study["spec"]["objectives"])
+    ]
 
 
 def points(connection: Connection, study: RowMapping, after: int = 0) -> list[Point]:

@@ -17,6 +17,7 @@ from hpo.errors import Busy, DamagedLedger, HpoError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.tracking.mirror import LEASE_TIMEOUT, Mirror
 from hpo.tracking.optuna_tracker import OptunaTracker, Searched
 from hpo.tracking.trackers import lease_of

@@ -19,6 +19,7 @@ from hpo.ledger.mirror_queries import STUDY, Cursor
 from hpo.ledger.process_id import Process
 from hpo.ledger.rows import Connection, RowMapping
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import command, counted
 from hpo.tracking import curves, projection, run_files
 from hpo.tracking.ahead import ahead

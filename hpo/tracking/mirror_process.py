@@ -29,6 +29,7 @@ from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.process_id import Process
 from hpo.ledger.store import PATIENCE
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import command
 from hpo.tracking.base import Unreachable
 from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, MAX_PAUSE, POLL, DrainResult, Mirror, behind, drain, forget, lag

@@ -24,6 +24,7 @@ from hpo.errors import HpoError
 from hpo.ledger.other_database import is_of_another
 from hpo.ledger.sqlite_url import path_of
 from hpo.ledger.store import DATABASE_ERRORS, read_only, writable
+from hpo.terminal import print
 from hpo.text import command
 from hpo.tracking import datasets
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable

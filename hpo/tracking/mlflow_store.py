@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from hpo.ledger.sqlite_url import url_of
+from hpo.terminal import print
 from trainer.files.durable import sync
 
 REVISION = "dc11669786a5"  # of the tables of the versions that are recorded

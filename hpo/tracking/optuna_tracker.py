@@ -28,7 +28,7 @@ from hpo.space.dimensions import Choice, Float, Int
 from hpo.tracking import damage
 from hpo.tracking.base import Batch, ModelView, Point, Refused, Run, RunView, Unreachable
 from hpo.tracking.mlflow_store import locked
-from hpo.tracking.projection import metric_key
+from hpo.tracking.names import entry_name
 from hpo.tracking.trackers import OPTUNA
 from hpo.tracking.uri import tracker_name
 
@@ -213,8 +213,9 @@ class OptunaTracker:
         raise Refused(f"the study of run {token} was deleted in {self.name}.")
 
     def _set_params(self, trial: FrozenTrial, declared: Searched, params: Mapping[str, str]) -> None:
-        for path, text in params.items():
-            if path in trial.params:
+        paths = {entry_name(path): path for path in declared.dimensions}
+        for name, text in params.items():
+            if (path := paths.get(name, name)) in trial.params:
                 continue
             if path not in declared.dimensions:
                 raise Refused(f"{path}={text} is nothing that the declared space searches.")
@@ -233,7 +234,7 @@ class OptunaTracker:
             self._storage.set_trial_system_attr(trial._trial_id, _EPOCHS, epochs)
         own = [point for point in points if point.key != "epoch" and not _of_the_end(point.key)]
         for point in own:
-            if [point.key] == [*map(metric_key, declared.metrics)] and str(point.step) in epochs:
+            if [point.key] == [*map(entry_name, declared.metrics)] and str(point.step) in epochs:
                 epoch = epochs[str(point.step)]
                 self._storage.set_trial_intermediate_value(trial._trial_id, epoch, point.value)
         for key, value in {point.key: point.value for point in sorted(own, key=lambda point: point.step)}.items():

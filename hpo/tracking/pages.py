@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 from hpo.ledger.queries import Best
 from hpo.ledger.rows import RowMapping
 from hpo.tracking.gate import PARAMETER
+from hpo.tracking.names import entry_name
 
 NOTE = "mlflow.note.content"  # the description, as Markdown
 VIEW = "trials"  # the name of the shared view
@@ -27,7 +28,7 @@ MOST_PARAMS, MOST_FRONT = 4, 20
 
 def objective_keys(objectives: Sequence[Mapping[str, Any]]) -> list[str]:
     """The metrics under which the values of complete trials stand, one for each objective."""
-    return ["objective"] if len(objectives) == 1 else [f"objective/{one['metric']}" for one in objectives]
+    return ["objective"] if len(objectives) == 1 else [entry_name(f"objective/{one['metric']}") for one in objectives]
 
 
 def _order(objectives: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
@@ -50,7 +51,7 @@ def experiment_tags(study: RowMapping, params: Sequence[str], description: str) 
         "selectedColumns": [
             "attributes.`Duration`",
             *(f"metrics.`{one}`" for one in (*objective_keys(objectives), "epoch")),
-            *(f"params.`{path}`" for path in params[:MOST_PARAMS]),
+            *(f"params.`{entry_name(path)}`" for path in params[:MOST_PARAMS]),
             "tags.`hpo.state`",
             "tags.`hpo.stopped_by`",
         ],
@@ -103,7 +104,7 @@ def _best(name: str, best: Sequence[Best]) -> list[str]:
     if len(best) == 1:
         [one] = best
         values = ", ".join(f"{metric} {value:.6g}" for metric, value in one.values.items())
-        rows = [f"| {path} | {_cell(value)} |" for path, value in one.params.items()]
+        rows = [f"| {_cell(path)} | {_cell(value)} |" for path, value in one.params.items()]
         title = f"Best: trial {one.number}, {values} (run {run_name(name, one.number)})"
         return [title, "", "| parameter | value |", "|---|---|", *rows]
     metrics = list(best[0].values)

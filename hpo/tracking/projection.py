@@ -15,11 +15,8 @@ its run when a worker first claims it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import posixpath
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +32,7 @@ from hpo.storage.home import Home
 from hpo.tracking import curves, datasets, pages, run_files
 from hpo.tracking.ahead import MARK, mark
 from hpo.tracking.base import Batch, Model, Point, Run, Status
+from hpo.tracking.names import entry_name
 from hpo.tracking.rows import LARGEST, Facts, finite, milliseconds
 from hpo.tracking.run_files import checkpoint_name
 from trainer.checkpoint.location import DISK, Disk
@@ -58,7 +56,7 @@ STUDY_STATUS: dict[str, Status] = {
 }
 
 # Limits that every release of MLflow 3 keeps.
-MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 5000
+MAX_PARAM, MAX_TAG = 6000, 5000
 _LOOKED_AT = 100  # trials, for the parameters that they have
 # Tags that runs of earlier releases are without; a person may have written a description of their own.
 LATER = ("hpo.preemptions", "hpo.micro_batch_size", "hpo.train_seed", pages.NOTE, MARK, curves.MARK)
@@ -219,13 +217,8 @@ def _in_generations(strategy: str | Mapping[str, Any]) -> bool:
 
 
 def metric_key(key: str, fold: int = 0) -> str:
-    """The name of a metric in the tracker: folds above 0 are prefixed, what MLflow refuses is replaced, uniquely."""
-    name = f"fold{fold}/{key}" if fold else key
-    clean = re.sub(r"[^\w\-. :/]", "_", name)
-    plain = posixpath.normpath(clean).lstrip("/.") or "_"
-    if plain == name and len(name) <= MAX_KEY:
-        return name
-    return f"{plain[: MAX_KEY - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    """Returns the name of a metric in the tracker, of a fold above 0 with the fold before it."""
+    return entry_name(f"fold{fold}/{key}" if fold else key)
 
 
 def stored(value: float) -> float:
@@ -254,7 +247,7 @@ def _batch(study: RowMapping, trial: RowMapping, facts: Facts, home: Home, place
     given, removed_tags = tags.split(facts.tags.get(trial["number"], {}))
     return Batch(
         points=_points(study, trial, facts.values.get(trial["id"], [])),
-        params={path: _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
+        params={entry_name(path): _text(value, MAX_PARAM) for path, value in trial["params"].items()} if new else {},
         tags=given | _tags(study, trial, facts) | run_files.checkpoint_tags(found),
         removed_tags=removed_tags,
         texts=texts,
@@ -294,7 +287,7 @@ def _points(study: RowMapping, trial: RowMapping, values: Sequence[RowMapping]) 
         if row["epoch"] is not None and row["first"]:
             points.append(Point(metric_key("epoch", row["fold"]), row["step"], at, float(row["epoch"])))
     if trial["state"] == "complete" and trial["values"]:
-        names = map(metric_key, pages.objective_keys(study["spec"]["objectives"]))
+        names = pages.objective_keys(study["spec"]["objectives"])
         ended = milliseconds(trial["ended_at"])
         points += [
             Point(name, trial["step"], ended, v)

@@ -75,10 +75,10 @@ class FolderTracker(ABC):
         with self._reaching():
             if stored is None:
                 stored = {(point.key, point.step) for point in self._read(folder)}
-            new = [point for point in batch.points if (point.key, point.step) not in stored]
-            if new:
+            points = {(point.key, point.step): point for point in batch.points}  # a metric may be called `objective`
+            if new := [point for place, point in points.items() if place not in stored]:
                 self._append(folder, new)
-                stored |= {(point.key, point.step) for point in new}
+                stored |= points.keys()
             record = self._changed(before, batch)
             self._show(folder, before, record)
             if record != before:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from hpo.child_process import orphaned
+from hpo.terminal import print
 from trainer.redaction import redacted
 
 _LOOK = 0.2  # seconds between looks for the parent

@@ -24,6 +24,7 @@ from hpo.errors import HpoError, StorageError, UserError
 from hpo.ledger.rows import RowMapping
 from hpo.ledger.sqlite_url import path_of, url_of
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.tracking.damage import OPTUNA, damage_of
 from hpo.tracking.gate import PARAMETER, opening_page, token_of
 from hpo.tracking.keeper import storage_file

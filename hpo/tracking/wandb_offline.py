@@ -23,6 +23,7 @@ from trainer.files.durable import sync
 POINTS = "points.jsonl"
 RUNS = "offline-runs"  # below the folder of a study
 _EXIT = {"FINISHED": 0}  # of a run; any other is a failure
+_RESERVED = ("_step", "_timestamp", "_runtime", "_wandb")  # names that W&B gives a meaning of its own
 
 
 class WandbTracker(FolderTracker):
@@ -95,7 +96,7 @@ def _written(scratch: Path, group: str, record: Mapping[str, Any], points: Seque
             name=record["name"],
             id=run_id(record["uid"]),
             dir=scratch,
-            config={path: _value(text) for path, text in record["params"].items()},
+            config={_name(path): _value(text) for path, text in record["params"].items()},
             tags=[record["tags"].get("hpo.state") or record["status"].lower()],
             notes=record["tags"].get("hpo.error"),
             settings=settings,
@@ -104,11 +105,16 @@ def _written(scratch: Path, group: str, record: Mapping[str, Any], points: Seque
         raise Unreachable(f"W&B writes no run ({error})") from error
     for step, at_step in groupby(sorted(points, key=lambda point: point.step), key=lambda point: point.step):
         found = list(at_step)
-        values = {point.key: point.value for point in found}
+        values = {_name(point.key): point.value for point in found}
         run.log(values | {"_timestamp": max(point.timestamp for point in found) / 1000}, step=step)
     run.finish(exit_code=_EXIT.get(record["status"], 1))
     [written] = scratch.glob("wandb/offline-run-*")
     return written
+
+
+def _name(name: str) -> str:
+    """Returns the name that a metric or parameter has in W&B: its own, or below `hpo/` where W&B reserves it."""
+    return f"hpo/{name}" if name in _RESERVED else name
 
 
 def _value(text: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
 import traceback
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
@@ -18,10 +20,11 @@ from hpo.space.trial_config import TrialShape
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.rank import peer_lost
-from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError
+from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError, is_stop
 from trainer.redaction import redacted
-from trainer.report import Outcome, OutcomeKind, Reporter, trains_itself
+from trainer.report import ENDS, Outcome, OutcomeKind, Reporter, Verdict, trains_itself
 from trainer.runtime.device import out_of_memory
+from trainer.runtime.first_seed import seed_attempt
 from trainer.runtime.threads import limited
 
 if TYPE_CHECKING:
@@ -40,7 +43,9 @@ def attempt(
     several ranks) and HpoError, for which the trial is not to blame."""
     try:
         return _attempt(study, home, claim, reporter, store, watch)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_stop(error):
+            raise
         return outcome_of(error)
 
 
@@ -58,7 +63,8 @@ def _attempt(
         if lack := lacking(task, shape):
             raise ConfigError(lack)
         if trains_itself(task):
-            return _own_loop(task, reporter, store)
+            epochs = TrialShape.of(claim.config, claim.changes).epochs
+            return _own_loop(task, _LastReport(reporter), store, epochs)
         from trainer.cross_validation import fit_folds
         from trainer.loop import fit
 
@@ -71,13 +77,60 @@ def config_of(study: Study, claim: Claim) -> Any:
 
 
 def task_of(study: Study, home: Home, config: Any) -> Any:
+    """The trial's task, whose code draws the same numbers in every process until it seeds anything itself."""
+    seed = getattr(getattr(config, "train", None), "seed", 0)
+    seed_attempt(seed if isinstance(seed, int) else 0)
     task = study.task_class()(config)
     task.shared = home.shared
     return task
 
 
-def _own_loop(task: Any, reporter: Reporter, store: CheckpointStore) -> Outcome:
-    outcome = task.fit(reporter, store)
+class _LastReport:
+    """A reporter that remembers what it was told last, for a loop that ends without an Outcome."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.step = self.epoch = 0
+        self.kind: OutcomeKind | None = None  # once the loop has been told to end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reporter, name)
+
+    def report(
+        self, step: int, metrics: Mapping[str, float], *, epoch: int | None = None, fold: int = 0, **rest: Any
+    ) -> Verdict:
+        verdict = self._reporter.report(step, metrics, epoch=epoch, fold=fold, **rest)
+        if fold == 0:
+            self.step, self.epoch = step, epoch or self.epoch
+        self.kind = ENDS.get(verdict.kind)
+        return verdict
+
+
+def _is_plain_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _left(left: SystemExit, last: _LastReport, epochs: float) -> Outcome:
+    """How a loop has ended that called sys.exit(): as one that has returned, where it had nothing left to train."""
+    over = last.epoch >= epochs or (last.step > 0 and math.isinf(epochs))
+    kind = last.kind or ("complete" if over else "preempted" if last.preempted else None)
+    if kind is None:
+        done = f"after epoch {last.epoch}" + ("" if math.isinf(epochs) else f" of {epochs:g}")
+        at = place(left)
+        raise TrainerError(
+            f"{at}{at and ': '}sys.exit() ended the training {done if last.step else 'before its first report'}: let "
+            "it train to its end, or raise what went wrong."
+        )
+    return Outcome(kind, last.step, last.epoch)
+
+
+def _own_loop(task: Any, reporter: _LastReport, store: CheckpointStore, epochs: float) -> Outcome:
+    try:
+        outcome = task.fit(reporter, store)
+    except SystemExit as left:
+        if not _is_plain_exit(left):
+            raise
+        return _left(left, reporter, epochs)
     if not isinstance(outcome, Outcome):
         raise TrainerError(f"fit() of {type(task).__name__} returned {outcome!r}: return a trainer.report.Outcome.")
     if outcome.kind not in get_args(OutcomeKind):
@@ -110,6 +163,8 @@ def outcome_of(error: BaseException) -> Outcome:
 
 def _words(error: BaseException) -> str:
     """`ValueError: what it says`; saying it is the study's code too, and may fail."""
+    if _is_plain_exit(error):
+        return "sys.exit() ended the training: let it end by itself, or raise what went wrong"
     name = type(error).__name__
     try:
         return redacted(f"{name}: {error}")

@@ -8,6 +8,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from hpo.child_process import AFRESH
 from hpo.clock import Clock, SystemClock
 from hpo.errors import UserError
 from hpo.ledger import Ledger, leases, queries
@@ -15,6 +16,7 @@ from hpo.ledger.process_id import is_dead
 from hpo.ledger.rows import Connection
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import counted
 from trainer.errors import CheckpointError
 
@@ -125,6 +127,9 @@ def join(storage: str, home: Home, study: str | None) -> int:
         signal.signal(number, leave)
     code = serve(worker, driven)
     ledger.close()
+    if code == AFRESH:
+        say(f"begins afresh after {counted(worker.trained, 'trial')}")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     why = "as it was told to" if signals else "nothing it joined is driven any more" if not code else "fenced"
     say(f"left: {why}; {counted(worker.trained, 'trial')}")
     return 128 + signals[0] if signals and not code else code

@@ -26,6 +26,7 @@ import psutil
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import Study
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.text import megabytes
 from hpo.workers.attempt import task_of
 from hpo.workers.executors.resources import memory_left

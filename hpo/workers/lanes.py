@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from hpo.workers.reporter import LedgerReporter, commit
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.config.lanes import shared
-from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.errors import CheckpointError, ConfigError, Fenced, is_stop
 from trainer.report import Outcome, Report
 from trainer.runtime.failpoint import failpoint
 from trainer.runtime.threads import limited
@@ -60,6 +60,7 @@ class WorkerServices:
     system: SystemMetrics
     leaving: Callable[[], bool]
     worth_while: Callable[[float], bool]
+    keep: Callable[[], AbstractContextManager[None]]  # around what changes the process
     finish: Callable[[Claim, Outcome, StudySession | None], Outcome]
     say: Callable[[str], None]
 
@@ -93,6 +94,7 @@ class LaneGroup:
                 self._services.finish(first, Outcome("preempted", error=str(error)), None)
                 raise
             with ExitStack() as stack:
+                stack.enter_context(self._services.keep())
                 try:
                     self._fields = fields_of(self._opened.study)
                     self._key = self._key_of(first.config, first.changes)
@@ -100,7 +102,9 @@ class LaneGroup:
                     train: Any = self._configured(first.config, first.changes).train
                     stack.enter_context(limited(train.num_threads))
                     group = stack.enter_context(Group(train, self._commit))
-                except (Exception, SystemExit) as error:
+                except BaseException as error:
+                    if is_stop(error):
+                        raise
                     self.taken += 1
                     self._end(first, self._reporter(first), error)
                 else:
@@ -160,13 +164,16 @@ class LaneGroup:
         reporter = self._reporter(claim)
         services.say(f"{opened.name}: trial {claim.number} begins, attempt {claim.fence}, as one of several lanes")
         try:
-            config = config_of(opened.study, claim)
-            task = task_of(opened.study, services.home, config)
-            if lack := lacking(task, TrialShape.of(claim.config)):
-                raise ConfigError(lack)
-            reporter.sweep_files()
-            self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
-        except (Exception, SystemExit) as error:
+            with group.apart():
+                config = config_of(opened.study, claim)
+                task = task_of(opened.study, services.home, config)
+                if lack := lacking(task, TrialShape.of(claim.config)):
+                    raise ConfigError(lack)
+                reporter.sweep_files()
+                self._lanes[group.admit(task, config.train, reporter, reporter.store())] = claim, reporter
+        except BaseException as error:
+            if is_stop(error):
+                raise
             self._end(claim, reporter, error)
 
     def _commit(self, reports: Sequence[tuple[Any, Report]], wait: bool) -> list[Answer]:
@@ -175,7 +182,7 @@ class LaneGroup:
         for place, (reporter, report) in enumerate(reports):
             try:
                 asking.append((place, reporter, reporter.lane(report)))
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 answers[place] = error
         asking.sort(key=lambda one: one[2].claim.number)  # a rung compares with lower numbers
         wait = wait and len(asking) == len(reports)

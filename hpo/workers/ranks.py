@@ -16,6 +16,7 @@ from hpo.ledger.claims import Claim
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.workers.attempt import attempt, outcome_of
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from hpo.child_process import FAULT
+from hpo.child_process import AFRESH, FAULT
 from hpo.declaration.identity import check_loaded, check_worker
 from hpo.declaration.preflight import check_torch
 from hpo.errors import HpoError, UserError
@@ -34,10 +34,12 @@ from hpo.ledger.store import PATIENCE
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.workers import ranks
 from hpo.workers.attempt import attempt
 from hpo.workers.executors.resources import keep_to_share
 from hpo.workers.lanes import LaneGroup, WorkerServices
+from hpo.workers.process import WorkerProcess
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
@@ -77,6 +79,7 @@ class Worker:
         self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
         self._changes = Changes(ledger)
         self._system = SystemMetrics()
+        self.state = WorkerProcess(ledger, shared=executor == "inline")
         self.leaving = False  # no Event: a handler that sets one while this thread waits for it may wait forever
         self.trained = 0  # trials it has taken
 
@@ -109,6 +112,7 @@ class Worker:
 
     def close(self) -> None:
         """Say that it leaves in good order. The ledger stays open."""
+        self.state.close()
         self._changes.close()
         self._ledger.transact(lambda c: transactions.unregister(c, self._process))
 
@@ -149,6 +153,7 @@ class Worker:
             system=self._system,
             leaving=lambda: self.leaving,
             worth_while=worth_while,
+            keep=partial(self.state.trial, first.study_id, first.number),
             finish=self._finish,
             say=self._say,
         )
@@ -161,15 +166,16 @@ class Worker:
     def _open(self, study_id: int) -> StudySession:
         """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""
         row = dict(self._ledger.look(lambda connection: queries.study_by_id(connection, study_id)))
-        if study_id in self._studies:
-            before, opened = self._studies[study_id]
-            if all(before[part] == row[part] for part in ("spec", "identity")):
-                return opened
-            check_loaded(before, row)
-        locations.check(self._home, row)
-        opened = StudySession(row)
-        check_torch(opened.study)
-        check_worker(row, opened.study)
+        with self.state.loading(study_id):
+            if study_id in self._studies:
+                before, opened = self._studies[study_id]
+                if all(before[part] == row[part] for part in ("spec", "identity")):
+                    return opened
+                check_loaded(before, row)
+            locations.check(self._home, row)
+            opened = StudySession(row)
+            check_torch(opened.study)
+            check_worker(row, opened.study)
         self._studies[study_id] = (row, opened)
         return opened
 
@@ -179,7 +185,8 @@ class Worker:
         try:
             alone = TrialShape.of(taken.config).ranks == 1
             if alone:
-                outcome = attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
+                with self.state.trial(taken.study_id, taken.number):
+                    outcome = attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
             else:
                 outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
         except Fenced:
@@ -214,18 +221,22 @@ class Worker:
 
 
 def serve(worker: Worker, among: Callable[[], Collection[int] | None]) -> int:
-    """Train what waits in the studies `among` gives until it gives None or `preempt` was called; the exit code.
+    """Train what waits in the studies `among` gives until it gives None or `preempt` was called; the exit code, AFRESH
+    where another process is to go on.
 
     Raises HpoError and TrainerError where this process, and not a trial, is at fault.
     """
     try:
-        while not worker.leaving and (found := among()) is not None:
+        while not (worker.leaving or worker.state.spent) and (found := among()) is not None:
             if not found or not worker.run_one(found):
                 worker.rest(found)
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr)
         return FENCED
     worker.close()
+    if worker.state.spent and not worker.leaving:
+        print(f"another worker begins: a trial changed {worker.state.lasting}", file=sys.stderr)
+        return AFRESH
     return 0
 
 
@@ -247,7 +258,7 @@ def main() -> int:
             return serve(worker, lambda: [given.study_id])
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
-    except Exception:
+    except BaseException:  # of a study's code too, which may raise anything
         print(redacted(traceback.format_exc()), file=sys.stderr)
     return FAULT
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from golden_task import BASE, SAMPLES, SGD, Recorder, Rows, Tiny, filled, labelled, saved, trail, trained
+from golden_task import BASE, SAMPLES, SGD, Recorder, Rows, Tiny, filled, labelled, trail, trained
 from torch import nn
 
 from trainer.checkpoint.store import CheckpointStore
@@ -227,7 +227,7 @@ TOGETHER: tuple[dict[str, Any], ...] = (
 def lanes() -> Any:
     """Returns how two trials train together, with each optimizer whose steps are taken together and with one of their
     own; and how one goes on alone."""
-    base = {"lanes": 2, "num_epochs": 2, "checkpoint": {"every_epochs": 3}}
+    base = {"lanes": 2, "num_epochs": 2}
     ways: list[tuple[dict[str, Any], ...]] = [
         ({"optim": optim}, {"optim": optim | {"lr": 0.05}, "seed": 4}) for optim in TOGETHER
     ]
@@ -237,20 +237,20 @@ def lanes() -> Any:
 
 
 def _together(configs: list[TrainConfig]) -> Any:
+    tasks = [Dropping(Whole(train=config)) for config in configs]
     recorders = [Recorder(None) for _ in configs]
+    places, ends = {}, {}
     with TemporaryDirectory(prefix="hpo-golden-") as directory, Group(configs[0], _commit) as group:
-        stores = [CheckpointStore(Path(directory, str(lane)), 1) for lane in range(len(configs))]
-        lanes = {}
-        for number, parts in enumerate(zip(configs, recorders, stores, strict=True)):
-            lanes[group.admit(Dropping(Whole(train=parts[0])), *parts)] = number
-        ends = {}
+        for place, parts in enumerate(zip(tasks, configs, recorders, strict=True)):
+            lane = group.admit(*parts, CheckpointStore(Path(directory, str(place)), 1))
+            places[lane] = place
         while group.lanes:
             for lane, outcome in group.advance():
-                ends[lanes[lane]] = [outcome.kind, outcome.step, outcome.epoch]
-        newest = [saved(store) for store in stores]
-    reports = [recorder.reports for recorder in recorders]
-    weights = [each and each["state"]["model"] for each in newest]
-    return [trail({"ends": ends[i], "reports": reports[i], "weights": weights[i]}) for i in range(len(configs))]
+                ends[places[lane]] = [outcome.kind, outcome.step, outcome.epoch]
+    return [
+        trail({"ends": ends[place], "reports": recorder.reports, "weights": task.net.state_dict()})
+        for place, (task, recorder) in enumerate(zip(tasks, recorders, strict=True))
+    ]
 
 
 def _commit(reports: Any, wait: bool) -> list[Any]:

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import hpo
 import trainer.errors
 from hpo import errors
-from hpo.child_process import FAULT
+from hpo.child_process import AFRESH, FAULT
 from hpo.cli.main import app
 from hpo.cli.options import Commands
 from hpo.driver.signals import Signals
@@ -74,6 +74,7 @@ def exits() -> dict[str, int]:
         "the reader of a pipe has left": _of_a_closed_pipe(),
         "a worker whose trial belongs to another": FENCED,
         "a worker that cannot go on": FAULT,
+        "a worker that another is to replace": AFRESH,
     }
     codes |= {f"a second {name} in a run": _of_a_second(getattr(signal, name)) for name in ("SIGINT", "SIGTERM")}
     return codes | {f"{name} in a command": _of_a_command(error("no")) for name, error in sorted(raised.items())}

@@ -25,6 +25,9 @@ def test_without_a_study_reports_are_printed_and_nobody_says_stop(monkeypatch, c
         'report: {"metrics": {"val/loss": 0.5}, "epoch": 1}',
         'report: {"metrics": {"val/loss": 0.25}, "step": 20}',
     ]
+    for metrics in ({"val/loss": "0.5"}, {0: 0.5}, {"val/loss": b"1"}):
+        with pytest.raises(TypeError, match="name it by text, and give a float of its value"):
+            trial.report(2, metrics)
     with pytest.raises(AttributeError, match="there is no parameter 'lr': there are none, since no study runs"):
         trial.params.lr  # noqa: B018
 

@@ -695,6 +695,8 @@ def test_a_model_that_is_not_returned_is_refused(tmp_path):
     [
         (None, r"evaluate\(\) of Odd \(test_loop\.py:\d+\) returned a NoneType: return numbers by name"),
         ({"val/loss": torch.zeros(2)}, r"evaluate\(\) of Odd .* gave 'val/loss' a Tensor that is no number"),
+        ({"val/loss": "0.5"}, r"gave 'val/loss' a str that is no number \(it is text\): return one for each name"),
+        ({0: 0.5}, r"evaluate\(\) of Odd .* gave a value the name 0: name it by text, '0'\."),
         ({"val/loss": "low"}, r"gave 'val/loss' a str that is no number .*: return one for each name"),
     ],
 )

@@ -315,14 +315,14 @@ def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
         request = requests.get()
         try:
             send(answers, (read(request), None, ""))
-        except Exception as error:
+        except BaseException as error:
             send(answers, (None, _portable(error), traceback.format_exc()))
 
 
-def _portable(error: Exception) -> Exception:
+def _portable(error: BaseException) -> Exception:
     """The error itself where it survives the way to another process, else a RuntimeError that says the same."""
-    try:
-        pickle.loads(pickle.dumps(error))
-        return error
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            pickle.loads(pickle.dumps(error))
+            return error
+    return RuntimeError(f"{type(error).__name__}: {error}")

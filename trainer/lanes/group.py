@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
-from trainer.errors import ConfigError, TrainerError
+from trainer.errors import ConfigError, TrainerError, is_stop
 from trainer.lanes.lane import Lane, Stream
 from trainer.lanes.stacked_model import Stack, Sums, check_alike, compare
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.runtime.device import out_of_memory
+from trainer.runtime.process_state import Snapshot, following
 from trainer.runtime.window import Window
 from trainer.settings import runtime
 from trainer.task import Task, method
@@ -44,6 +45,8 @@ class Group:
         self._commit, self._exit = commit, ExitStack()
         self._device = self._exit.enter_context(runtime(config))
         self._stack: Stack | None = None
+        self._before = self._follow(Snapshot(light=True))  # where each lane is made
+        self._joint = self._before  # where all of them train, which is as the first one left it
 
     def __enter__(self) -> Group:
         return self
@@ -58,11 +61,37 @@ class Group:
         """How many more lanes there may be."""
         return self.size - len(self.lanes)
 
+    def _follow(self, snapshot: Snapshot) -> Snapshot:
+        self._exit.enter_context(following(snapshot))
+        return snapshot
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within the block the process is as it was before the group had lanes; afterwards as its lanes have it. What
+        makes a task for a lane goes here, with the call of `admit`."""
+        self._before.restore()
+        try:
+            yield
+        finally:
+            if self.lanes:
+                self._joint.restore()
+            else:
+                self._before.restore()
+
     def admit(self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Lane:
         """A new lane, from its newest checkpoint on. Raises what `trainer.loop.fit` does, and ConfigError where its
-        model is not like those that are there."""
+        model is not like those that are there, or where it has set the process otherwise than they have."""
         lane = Lane(task, config, reporter, checkpoints, self._device)
         check_alike([one.state.model for one in (*self.lanes[:1], lane)])
+        now = Snapshot(light=True)
+        if not self.lanes:
+            self._joint = self._follow(now)
+        elif differing := self._joint.differing(now):
+            lane.close()
+            raise ConfigError(
+                f"train.lanes: this trial sets {' and '.join(differing)} otherwise than the lanes beside it, in one "
+                "process with it: take what decides that out of lane_fields, or set train.lanes=1."
+            )
         self.lanes.append(lane)
         return lane
 
@@ -74,8 +103,10 @@ class Group:
         ended: list[Ended] = []
         for _, together in groupby(training, key=_span):
             ended += self._train([*together])
+        together = Snapshot(light=True)
         for lane in _without(training, ended):
             ended += _attempted(lane, lane.close_epoch)
+            together.restore()  # an evaluation is of its lane alone
         ended += self._report(_without(self.lanes, ended), wait=not training and not ended)
         for lane, _ in ended:
             lane.close()
@@ -135,7 +166,9 @@ class Group:
                 self._stack = Stack(lanes, self._device)
             sums = self._stack.pass_over(windows)
             self._stack.prepare_rows()
-        except Exception as error:
+        except BaseException as error:
+            if is_stop(error):
+                raise
             return self._failed(lanes, batches, new, error)
         over: list[Ended] = []
         for lane, gradient in zip(lanes, self._stack.gradient, strict=True):
@@ -145,7 +178,7 @@ class Group:
         return over + _update(self._stack, windows, sums, without=[lane for lane, _ in over])
 
     def _failed(
-        self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: Exception
+        self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: BaseException
     ) -> list[Ended]:
         """No pass over these: half of the lanes make way where memory has run out, else the new ones."""
         self._stack = None
@@ -159,7 +192,7 @@ class Group:
             over += _attempted(stay[0], told)
             return over + self._step(_without(stay, over), batches, new)
         found = error
-        if new and not isinstance(error, TrainerError) and not out_of_memory(error):
+        if new and isinstance(error, Exception) and not isinstance(error, TrainerError) and not out_of_memory(error):
             found = _unvectorised(lanes[0].task, error)
         there = [lane for lane in lanes if id(lane) not in new]
         over: list[Ended] = []
@@ -251,7 +284,9 @@ def _caught(call: Callable[[], Any]) -> Any:
     """What it returns, or what it raises."""
     try:
         return call()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_stop(error):
+            raise
         return error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
+from trainer.errors import Stopped
 from trainer.lanes.group import Group
 from trainer.loop import fit
 from trainer.report import Report, Reporter, Silent
@@ -58,8 +59,8 @@ def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> floa
     return clock.step / len(reporters) if group.size == len(reporters) else math.nan  # memory ran out for some
 
 
-class _Enough(BaseException):
-    """Ends a training that has been measured; no Exception, so that no lane takes it for its own."""
+class _Enough(Stopped):
+    """Ends a training that has been measured."""
 
 
 class _Clock(Silent):

@@ -4,6 +4,7 @@ No generator's state is ever saved. Before anything that may draw, the generator
 the name of what is about to draw, and where it stands: the epoch, the step and micro-step, or the sample's index. So
 resuming needs no more than the step, and the number of loader workers changes nothing.
 
+    attempt    what a trial draws before its own code has seeded anything
     init       model()
     weights/<name>                     one layer's, where train.init draws them
     data       train_set()
@@ -25,17 +26,11 @@ resuming needs no more than the step, and the number of loader workers changes n
 from __future__ import annotations
 
 import random
-from hashlib import blake2b
-from operator import index
 
 import numpy as np
 import torch
 
-
-def derive(seed: int, stream: str, *counters: int) -> int:
-    """63 bits that depend on all arguments: blake2b of their text. Torch's CPU generator uses the low 32 of them."""
-    text = f"{index(seed)}/{stream}/{tuple(map(index, counters))}".encode()  # of numpy's integers too
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") >> 1
+from trainer.runtime.first_seed import derive
 
 
 def seed_all(value: int) -> None:

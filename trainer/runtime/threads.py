@@ -39,7 +39,7 @@ def limited(count: int) -> Iterator[None]:
             torch.set_num_threads(threads)
         for name, value in environ.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)  # which the block may have removed
             else:
                 os.environ[name] = value
 

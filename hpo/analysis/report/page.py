@@ -22,6 +22,7 @@ from hpo.analysis.report.sure import steadiest
 from hpo.errors import UserError
 from hpo.text import counted, spelled
 from trainer.files.durable import replacing, sync
+from trainer.quote import unseen, visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,11 +32,7 @@ if TYPE_CHECKING:
 ASSETS = Path(__file__).with_name("assets")
 SCRIPTS = ("plotly-cartesian.min.js", "figures.js", "parameters.js", "report.js")  # in this order
 STYLE = "report.css"
-# Controls but line ends and tabs, marks of direction (Boucher and Anderson 2021, "Trojan Source"), and widthless ones.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_UNSEEN_JSON = re.compile(
-    r"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f]|007f|00[89][0-9a-f]|061c|200[b-f]|202[89a-e]|206[0-9]|feff)"
-)
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(?!d[89a-f])([0-9a-f]{4})")  # in JSON; halves of a pair stay together
 
 
 def file_page(reports: Sequence[StudyReport]) -> str:
@@ -96,7 +93,7 @@ def _environment() -> Environment:
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
-        finalize=visible,
+        finalize=_finalized,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -117,11 +114,9 @@ def _hash(script: str) -> str:
 # What users have written
 
 
-def visible(value: Any) -> Any:
-    """A text whose unseen characters are shown as `\\u202e`; anything else as it is."""
-    if type(value) is not str:
-        return value
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+def _finalized(value: Any) -> Any:
+    """Returns a text as `visible` does, and any other value, such as markup, as it is."""
+    return visible(value) if type(value) is str else value
 
 
 def embedded(data: Any) -> str:
@@ -130,8 +125,13 @@ def embedded(data: Any) -> str:
     Raises ValueError for a number that JSON has not.
     """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    text = _UNSEEN_JSON.sub(r"\1\\\\u\2", text)
+    text = _ESCAPED.sub(_unescaped, text)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """Returns the escape of an unseen character as text, that of any other one as it is."""
+    return rf"{match[1]}\\u{match[2]}" if unseen(chr(int(match[2], 16))) else match[0]
 
 
 # Filters of the template

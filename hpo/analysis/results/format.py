@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.progress import Trial
 from hpo.space.objective import hold_out_of
+from trainer.quote import visible
 
 if TYPE_CHECKING:
     from hpo.ledger.queries import Judged
@@ -18,8 +19,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def number(value: Any) -> str:
-    """A float to four significant digits; anything else as it is written."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Returns a float to four significant digits, anything else as it is written, its unseen characters visible."""
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value))
 
 
 def judgement(

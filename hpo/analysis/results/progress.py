@@ -240,6 +240,9 @@ class Progress:
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "
                 f"`{command(f'show {skipped.first} --study {self.name}')}` counts them"
             )
+        changed = self._ledger.look(lambda connection: queries.newest_event(connection, self._id, "process_changed"))
+        if changed:
+            yield changed["reason"]
         undeclared = [trial for trial in self.trials.values() if trial.num_epochs is None]
         last = max((trial.epoch for trial in undeclared if trial.state == "complete"), default=0)
         if last and (stopped := sum(trial.state == "pruned" and trial.epoch >= last for trial in undeclared)):

@@ -14,6 +14,7 @@ from hpo.analysis.results.format import number
 from hpo.ledger.names import machine_dependent
 from hpo.space.objective import hold_out_of
 from hpo.text import counted, endings
+from trainer.quote import visible
 
 _GAP = 2  # blanks between columns
 
@@ -85,7 +86,7 @@ def _titles(columns: Sequence[str]) -> dict[str, str]:
     """A parameter is headed by as much of its path as tells it apart, a metric by its name."""
     named = {column: column.partition(".")[2] or column for column in columns}
     ends = endings([named[column] for column in columns if column.startswith("params.")])
-    return {column: ends[name] if column.startswith("params.") else name for column, name in named.items()}
+    return {column: visible(ends[name] if column.startswith("params.") else name) for column, name in named.items()}
 
 
 def _distinct(found: Comparison, column: str) -> int:

@@ -13,6 +13,7 @@ import uvicorn
 from hpo.analysis.serve.app import Pages
 from hpo.analysis.serve.guard import LOOPBACK, Below, Guard, check_host, check_prefix
 from hpo.errors import StorageError, UserError
+from hpo.terminal import print
 from hpo.tracking.gate import PARAMETER, Gate, opening_page, token_of
 from trainer.quote import quoted
 

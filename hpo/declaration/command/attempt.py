@@ -76,7 +76,8 @@ class Attempt:
         told |= {"params": dict(trial.params), "resumed": resumed, "steps_per_epoch": command.steps_per_epoch}
         file = self._directory / "trial.json"
         file.write_text(json.dumps(told, indent=1), encoding="utf-8")
-        own = {TRIAL: str(file)} | {f"{_OWN}PARAM_{name}": words.as_text(one) for name, one in trial.params.items()}
+        own = {TRIAL: str(file)}
+        own |= {f"{_OWN}PARAM_{path.replace('.', '__')}": words.as_text(value) for path, value in trial.params.items()}
         own |= {
             f"{_OWN}{name.upper()}": words.as_text(told[name])
             for name in words.OWN_PLACES

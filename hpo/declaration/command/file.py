@@ -114,6 +114,7 @@ def _study(path: Path, file: CommandFile) -> Study:
         dimensions.read("space", file.space),
         judged=(file.minimize, file.maximize, [Objective(**dict(one)) for one in file.objectives]),
         constants=file.constants,
+        sections=True,
         num_epochs=file.num_epochs,
         rules=file.rules,
         constraints=[Constraint(**dict(one)) for one in file.constraints],

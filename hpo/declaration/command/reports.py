@@ -16,6 +16,7 @@ POSITIONS = ("epoch", "step")  # the patterns that say where a report stands
 _KEYS = ("metrics", *POSITIONS, "checkpoint", "tags", "id")
 _LONGEST = 1 << 20  # bytes of a line
 _FORM = '{"epoch": 1, "metrics": {"val/loss": 0.5}}'
+_NOT_IN_JSON = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")  # in a report as text, in any case
 _ENDS = re.compile(rb"[\r\n]")
 
 
@@ -90,7 +91,11 @@ class Reports:
         for key in POSITIONS:
             if not isinstance(value := report.get(key), int | None) or isinstance(value, bool):
                 raise TrainerError(f"{where} has {key} {quoted(value)}: give a whole number from 1.")
-        return Said(report.get("metrics"), *(report.get(key) for key in ("epoch", "step", "checkpoint", "tags", "id")))
+        metrics: Any = report.get("metrics")
+        if isinstance(metrics, dict):
+            texts = {name: value for name, value in metrics.items() if isinstance(value, str)}
+            metrics |= {name: float(value) for name, value in texts.items() if value.lower() in _NOT_IN_JSON}
+        return Said(metrics, *(report.get(key) for key in ("epoch", "step", "checkpoint", "tags", "id")))
 
     @staticmethod
     def _text(line: bytes) -> str:

@@ -13,7 +13,8 @@ from hpo.text import near
 
 ALL = "${args}"  # a word of its own, which becomes `--name=value` for each parameter and constant
 # A place; or `{{name}}`, which stands for `{name}` itself; or `${name}`, which is a shell's.
-_PLACE = re.compile(r"\{\{(?P<meant>[A-Za-z_]\w*)\}\}|\$\{(?P<shells>\w*)\}|\{(?P<name>[A-Za-z_]\w*)\}")
+_NAME = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_PLACE = re.compile(rf"\{{\{{(?P<meant>{_NAME})\}}\}}|\$\{{(?P<shells>[\w.]*)\}}|\{{(?P<name>{_NAME})\}}")
 # What can stand in a place besides the parameters, and what it is.
 OWN_PLACES = ("python", "checkpoint", "directory", "seed", "number", "epoch", "step", "num_epochs")
 
@@ -43,7 +44,7 @@ def check(words: Iterable[str], known: Collection[str], where: str) -> None:
                 raise StudyError(f"{where}: {ALL} in {word!r} must be a word of its own, since it becomes several.")
             if match["shells"] in known:
                 raise StudyError(f"{where}: {match[0]} in {word!r} is for a shell: write {match[0][1:]}.")
-            if (name := match["name"]) and name not in known:
+            if (name := match["name"]) and name not in known and _is_place(name, known):
                 raise StudyError(
                     f"{where}: nothing fills {match[0]!r} in {word!r}{near(name, known) or ','} "
                     f"there are {', '.join(known)}; braces that are meant are doubled: '{{{{{name}}}}}'."
@@ -62,9 +63,15 @@ def filled(words: Iterable[str], values: Mapping[str, Any], params: Mapping[str,
 
 
 def _stands_for(match: re.Match[str], values: Mapping[str, Any]) -> str:
-    if match["name"]:
+    if match["name"] in values:
         return as_text(values[match["name"]])
-    return f"{{{match['meant']}}}" if match["meant"] else match[0]
+    return f"{{{match['meant']}}}" if match["meant"] and _is_place(match["meant"], values) else match[0]
+
+
+def _is_place(name: str, known: Iterable[str]) -> bool:
+    """Returns False for a name with dots none of whose sections is known: braces around it are the program's own."""
+    section, dot, _ = name.partition(".")
+    return not dot or any(other.startswith(f"{section}.") for other in known)
 
 
 def as_text(value: Any) -> str:

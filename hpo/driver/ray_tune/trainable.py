@@ -66,6 +66,7 @@ from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from trainer.errors import Fenced
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Reporter, Verdict
+from trainer.runtime.process_state import kept
 
 __all__ = ["Recorder", "as_trainable", "param_space"]
 
@@ -220,7 +221,8 @@ def _attempt(
             store.kept.append(origin.ref)  # where it begins, until it has a checkpoint of its own
         reporter = _Results(inner, claim, job)
         try:
-            outcome = attempt(opened.study, job.home, claim, reporter, store)
+            with kept():
+                outcome = attempt(opened.study, job.home, claim, reporter, store)
         except HpoError as error:  # this place is at fault, and not the trial
             left = Outcome("preempted", error=str(error))
             ledger.transact(lambda connection: transactions.finish(connection, claim, left, None))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import UserError
 from hpo.ledger import Ledger
+from hpo.terminal import print
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.resources import NOTHING_SAID, Resources
 

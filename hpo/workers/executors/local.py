@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hpo.child_process import opened, spawn
 from hpo.ledger.process_id import Process, start_time
+from hpo.terminal import print
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpo.child_process import FAULT, begin_logs
+from hpo.child_process import AFRESH, FAULT, begin_logs
 from hpo.errors import HpoError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.process_id import Process
@@ -93,6 +93,8 @@ class WorkerPool(ABC):
 
         One that died over a trial, whatever of, counts among that trial's losses and not here.
         """
+        if code == AFRESH:
+            return
         who = worker.identity
         trial = who and self._ledger.look(lambda connection: queries.held(connection, who))
         idle = trial is None or trial["outcome"] not in (None, "lost")

@@ -23,6 +23,7 @@ from hpo.ledger import queries
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage import locations
 from hpo.storage.home import Home
+from hpo.terminal import print
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.ray_cluster import Cluster, carried_environ, last_line, prepare

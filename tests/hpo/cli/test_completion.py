@@ -63,6 +63,13 @@ def test_trials_and_metrics_are_those_of_the_study(studied):
     assert offered("confirm", *at, "--hold-out", "val/") == ["val/accuracy"]
 
 
+def test_a_name_that_a_shell_would_print_raw_is_not_offered(home):
+    ledger = open_crafted(home.create().root / "ledger.db")
+    put_trial(ledger, 0, "complete", (0.1,), metrics={"\x1b[2Jmetric": 1.0, "val/\u202emetric": 1.0})
+    ledger.close()
+    assert offered("confirm", "--home", str(home.root), "--hold-out", "") == ["val/accuracy"]
+
+
 def test_what_a_run_begins_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()

@@ -206,6 +206,13 @@ def deaf(trial):
         (lambda trial: None, TrainerError, "ended without a report: call trial.report(epoch, {'val/loss': ...})"),
         (lambda trial: "fine", TrainerError, "metric 'val/loss' is no number but 'fine'"),
         (lambda trial: (1.0, 2.0), TrainerError, "returned (1.0, 2.0): return val/loss, in this order"),
+        (lambda trial: "0.5", TrainerError, "metric 'val/loss' is no number but '0.5': give a float of it"),
+        (lambda trial: trial.report(1, {"val/loss": b"0.5"}), TrainerError, "is no number but b'0.5'"),
+        (
+            lambda trial: trial.report(1, {0: 0.5, "val/loss": 1.0}),
+            TrainerError,
+            "metric 0 has a name that is not text: write {'0': ...}.",
+        ),
         (both, TrainerError, "reported epochs and returned 1.0"),
         (back, TrainerError, "trial.report(epoch=1) comes after epoch 2: report epochs as they grow"),
         (

@@ -226,6 +226,8 @@ def test_empty_files_and_byte_order_marks_are_read(tmp_path, text):
         ("a: " + "[" * 1000, ["nested deeper"]),
         ("a: [1, 2", ["overrides.yaml:"]),
         ("1: 2", ["key 1", "quote it"]),
+        ("a: &a {x: 1}\nb:\n  <<: *a\n  y: 2", ["overrides.yaml:3:", "'<<' merges nothing", "write out the keys"]),
+        ("a: &a {x: 1}\nb: {<<: [*a]}", ["overrides.yaml:2:", "'<<' merges nothing"]),
         ("true: 2", ["key True", "quote it"]),
         ("- 1", ["must hold a mapping", "list"]),
         ("just text", ["must hold a mapping", "str"]),

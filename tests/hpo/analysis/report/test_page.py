@@ -25,6 +25,7 @@ import hpo.analysis.serve.pages as live
 from hpo.analysis.report import data
 from hpo.errors import UserError
 from hpo.storage.home import Home
+from trainer.quote import unseen
 
 PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"  # of plotly.js-cartesian-dist-min 4.1.1
 
@@ -80,7 +81,7 @@ def test_nothing_that_a_user_has_written_runs(written):
 def test_what_is_not_seen_or_turns_a_line_is_shown(page):
     for name in pages.SCRIPTS:
         page = page.replace(pages._asset(name), "")
-    assert not [one for one in page if pages._UNSEEN.match(one)]
+    assert not [one for one in page if unseen(one)]
     assert "\\u202egpj.exe" in Elements(page).text
 
 

@@ -73,17 +73,17 @@ def test_what_is_found_is_left_with_the_trial_and_shown_in_mlflow(searched, tmp_
     def digest() -> str:
         return json.loads(hpo("status", "--study", "mlp", "--json", "--home", str(searched.root)).stdout)["digest"]
 
-    before = digest()
+    before, directory = digest(), tmp_path / "diagnosis"
     for _ in range(2):  # the second takes the place of the first
-        found = diagnosed(searched, "--profile", "--to", str(tmp_path))
+        found = diagnosed(searched, "--profile", "--to", str(directory), "--force")
     names = PICTURES | {"findings.json", "trace.json.gz"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in directory.iterdir()} == names
     assert {path.name for path in searched.artifacts.rglob("files/diagnosis/*")} == names
     left = [path for path in searched.files("mlp", 0).rglob("*") if path.is_file()]
     assert sorted(path.name for path in left) == sorted(names)
     for name in PICTURES:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert json.loads((tmp_path / "findings.json").read_text()) == found
+        assert (directory / name).read_bytes().startswith(b"\x89PNG")
+    assert json.loads((directory / "findings.json").read_text()) == found
     verified = hpo("verify", "--home", str(searched.root))
     assert verified.exit_code == 0, verified.output
     assert digest() == before

@@ -81,8 +81,8 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch):
     assert "power=2.0 is not read by cosine" in refused(
         schedule("-o", "train.schedule.name=cosine", "-o", "train.schedule.power=2")
     )
-    assert "pictures end in one of" in refused(schedule(*few, str(tmp_path / "a.xyz")))
-    assert "cannot be written" in refused(schedule(*few, str(tmp_path / "no" / "a.png")))
+    assert "give a file that ends in .png, .pdf or .svg." in refused(schedule(*few, str(tmp_path / "a.xyz")))
+    assert "does not exist; make it" in refused(schedule(*few, str(tmp_path / "no" / "a.png")))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install 'hpo[plots]'" in refused(schedule(*few, str(tmp_path / "a.png")))
     with pytest.raises(ConfigError, match="needs matplotlib"):

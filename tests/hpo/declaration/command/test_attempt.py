@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -114,7 +115,7 @@ with open(os.environ["HPO_REPORTS"], "a") as file:
     assert directory == str(tmp_path / "below")
     assert "secret" not in json.dumps(environ), "the ledger's password is no business of a program"
     assert told.artifacts["output.f1.log"] == b"STARTED\n"
-    assert told.reports[0][2]["val/loss"] == 0.5
+    assert told.reports[0][2]["val/loss"] == 0.5 and math.isnan(told.reports[0][2]["val/accuracy"])
 
 
 # --- Reports, files, verdicts
@@ -238,6 +239,25 @@ def test_a_pattern_may_find_steps_and_numbers_with_commas(tmp_path):
 def test_stopped_by_its_output_it_is_told_by_sigterm(tmp_path):
     lines = shell("trap 'exit 1' TERM", 'echo "loss: 0.5"', "for n in $(seq 600); do sleep 0.1; done")
     assert fit(tmp_path, lines, Told({1: "stop"}), output={"val/loss": "loss: (.*)"}) == Outcome("pruned", 1, 1)
+
+
+def test_text_is_no_number_in_a_report_and_is_one_in_a_line_of_output(tmp_path):
+    report = 'echo \'{"epoch": 1, "metrics": {"val/loss": "0.5"}}\' >> "$HPO_REPORTS"'
+    assert "metric 'val/loss' is no number but '0.5': give a float of it" in refusal(tmp_path, shell(report))
+    told = Told()
+    assert fit(tmp_path, shell("echo loss: 0.5"), told, output={"val/loss": "loss: (.*)"}).kind == "complete"
+    assert values(told) == [(1, 1, 0.5)]
+
+
+def test_parameters_with_dots_reach_the_program(tmp_path):
+    """Hydra and LightningCLI name options so; braces with dots that name nothing are the program's own."""
+    echo = 'echo "$@" {{optim.lr}} {other.x} {{other.x}} $HPO_PARAM_optim__lr; echo loss: {optim.lr}'
+    space = {"optim.lr": SPACE["lr"], "optim.name": SPACE["kind"]}
+    told, command = Told(), ["sh", "-c", echo, "sh", "${args}", "optim.lr={optim.lr}"]
+    declared = {"space": space, "constants": {"model.depth": 3}, "output": {"val/loss": "loss: (.*)"}}
+    assert fit(tmp_path, command, told, **declared).kind == "complete" and values(told) == [(1, 1, 0.25)]
+    printed = "--optim.lr=0.25 --optim.name=a b --model.depth=3 optim.lr=0.25 {optim.lr} {other.x} {{other.x}} 0.25\n"
+    assert told.artifacts["output.f1.log"].decode().startswith(printed)
 
 
 def test_what_is_no_number_is_named_with_its_line(tmp_path):

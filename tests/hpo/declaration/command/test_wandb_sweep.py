@@ -85,6 +85,32 @@ def test_nothing_stops_early_where_a_sweep_does_not_say_so(tmp_path):
     assert load(write(tmp_path, early_terminate=None)).strategy["name"] == "none"
 
 
+def test_a_parameter_may_have_dots(tmp_path):
+    study = load(write(tmp_path, parameters={"optim.lr": {"min": 0.1, "max": 0.5}, "optim.beta": {"value": 0.9}}))
+    assert study.space.dimensions == {"optim.lr": Float(0.1, 0.5)}
+    config: Any = study.build({"optim.lr": 0.2})
+    assert (config.optim.lr, config.optim.beta) == (0.2, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["optim", "optim.lr"], "'optim' cannot be a parameter beside 'optim.lr', which is below it: rename one"),
+        (["lr-max"], "parameter 'lr-max' must be a name such as 'lr' or 'optim.lr': take letters, digits"),
+        (["optim."], "parameter 'optim.' must be a name such as"),
+        (
+            ["optim.lambda"],
+            "parameter 'optim.lambda' must be a name such as 'lr' or 'optim.lr': call it 'optim.lambda_'",
+        ),
+        (["train.lr"], "cannot be called 'train.lr'"),
+        (["optim.copy"], "cannot be called 'optim.copy'"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused(tmp_path, names, said):
+    with pytest.raises(HpoError, match=re.escape(said)):
+        load(write(tmp_path, parameters={name: {"min": 0.1, "max": 0.5} for name in names}))
+
+
 def test_keys_of_a_commands_file_may_stand_beside(tmp_path):
     study = load(write(tmp_path, output={"validation_loss": "loss (.*)"}, num_epochs=5))
     assert study.config.train.num_epochs == 5  # pyright: ignore[reportAttributeAccessIssue]
