@@ -117,7 +117,18 @@ def _parsed(source: bytes, program: bool = False) -> str:
     except (SyntaxError, ValueError):
         return sha256(source).hexdigest()
     undocumented = _Undocumented() if program else _Imported()
-    return sha256(ast.dump(undocumented.visit(tree)).encode()).hexdigest()
+    return sha256(_dumped(undocumented.visit(tree)).encode()).hexdigest()
+
+
+def _dumped(tree: ast.AST) -> str:
+    """Returns the tree as ast.dump of Python 3.11 writes it, so that a study goes on under a later Python.
+
+    3.12 added a field for the parameters of generic functions and classes, 3.13 leaves empty lists out.
+    """
+    for node in ast.walk(tree):
+        if getattr(node, "type_params", None) == []:
+            del node.type_params  # pyright: ignore[reportAttributeAccessIssue]
+    return ast.dump(tree) if sys.version_info < (3, 13) else ast.dump(tree, show_empty=True)
 
 
 def _keep(path: Path, text: str) -> None:
