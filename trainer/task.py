@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
+from trainer.model.saved import accepting
 from trainer.quote import quoted
 from trainer.runtime.tensors import settle
 
@@ -75,7 +76,7 @@ def built(task: Task) -> nn.Module:
     model: Any = task.model()
     if not isinstance(model, nn.Module):
         raise TrainerError(f"{method(task, 'model')} returned a {type(model).__name__}: return the nn.Module.")
-    return settle(model)
+    return accepting(settle(model))
 
 
 def measured(task: Task, model: nn.Module) -> dict[str, float]:

@@ -46,6 +46,7 @@ from trainer.checkpoint.manifest import (
 )
 from trainer.checkpoint.stored import Part, Stored, Take, whole
 from trainer.files.durable import sha256, sync
+from trainer.runtime.tensors import same_bits
 
 # {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
 # files, of which each says in its "offsets" where its part begins.
@@ -173,14 +174,8 @@ def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
 def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
     with safe_open(path, "pt") as file:
         return {*file.keys()} == tensors.keys() and all(
-            _same_bits(file.get_tensor(key), tensor) for key, tensor in tensors.items()
+            same_bits(file.get_tensor(key), tensor) for key, tensor in tensors.items()
         )
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Also of values that are NaN."""
-    alike = a.shape == b.shape and a.dtype == b.dtype
-    return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
 def complete(
