@@ -23,6 +23,7 @@ from trainer.metrics.throughput import Pace
 from trainer.model.attributes import Attributes
 from trainer.model.averaging import Average
 from trainer.model.batch_norm import check_passes, least_pass
+from trainer.model.compiled import Compiled
 from trainer.model.made import made
 from trainer.model.precision import LossScale, autocast, settled
 from trainer.optim import build as optim
@@ -112,6 +113,7 @@ class Fit:
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
             lookahead=lookahead(config.optim, model),
+            compiled=Compiled(model, self.reporter.event) if config.compile else None,
             parallel=config.parallel.shape(),
         )
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)

@@ -21,6 +21,7 @@ from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping, read
 from trainer.model.averaging import Average
+from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
 from trainer.model.saved import Saved
 from trainer.optim.kept import Kept
@@ -69,6 +70,7 @@ class TrainState:
     keeper: Optimizer | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
+    compiled: Compiled | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -96,7 +98,8 @@ class TrainState:
     def state_dict(self) -> dict[str, Any]:
         """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies, and
         parameters themselves, so that whoever saves them knows which are trained."""
-        return {
+        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # of each rank
+        return compiled | {
             "model": self._saved.state(),
             "optimizer": self._kept.state(),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
@@ -139,6 +142,9 @@ class TrainState:
         }.items():
             if item not in omitted:
                 load(state[item])
+        if self.compiled is not None and "compiled" not in omitted:
+            shapes = state.get("compiled", [])
+            self.compiled.load(shapes[0] if len(shapes) == 1 else [])
 
     def check_epochs_left(self, config: TrainConfig) -> None:
         """Raise ConfigError where the checkpoint of `resume_from` has as many epochs as are to be trained."""

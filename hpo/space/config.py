@@ -135,11 +135,14 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Raw]:
-    """Split `path=value`, the argument of `-o`; the value may be empty and may itself contain `=`."""
+    """Splits `path=value`, the argument of `-o`; the value may be empty and may itself contain `=`.
+
+    Spaces around a value go; line ends and tabs are part of it, as of a separator.
+    """
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
         raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
-    return path.strip(), Raw(value.strip())
+    return path.strip(), Raw(value.strip(" ") or value)
 
 
 def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
@@ -255,7 +258,8 @@ def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
         candidates = [str(value)]
         try:
             read = yaml.load(value, _Loader)
-            candidates.insert(0 if isinstance(value, Raw) else 1, read)
+            if not (isinstance(read, str) and "\n" in value and value[:1] not in "'\"|>"):  # YAML would fold its lines
+                candidates.insert(0 if isinstance(value, Raw) else 1, read)
         except yaml.YAMLError:
             pass  # not YAML, so it can only be meant as it stands
     reasons = [misfit(config_type, path, candidate) for candidate in candidates]

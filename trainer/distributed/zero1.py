@@ -37,7 +37,7 @@ class Zero1(Replicas):
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         self.beat()
-        mine = self.own(state)
+        mine = super().whole(state)
         kept, groups = mine["optimizer"]["state"], mine["optimizer"].get("groups", {})
         of_all: list[Any] | None = [None] * self.ranks if self.first else None
         dist.gather_object((tree_map(outline, kept), groups), of_all, dst=0)

@@ -16,6 +16,8 @@ from trainer.errors import ConfigError
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
 
+NOT_SHOWN = "subclass UninitializedParameter"  # in torch's words where a lazy layer is made of fake tensors
+
 
 def materialised(model: nn.Module, task: Task, config: TrainConfig, batch: Any = None) -> nn.Module:
     """Returns the same model, on the CPU, whose lazy layers have the sizes that `batch`, else the first batch, gives.

@@ -25,7 +25,7 @@ from hpo.storage.home import Home
 from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model
-from studies._lm.config import PROJECTIONS, ModelConfig, check_modules
+from studies._lm.config import PROJECTIONS, DataConfig, ModelConfig, check_modules
 from studies._lm.exported import save_adapter
 from studies._lm.records import split
 from studies._lm.text import IGNORED, padded, tokens_of
@@ -81,11 +81,11 @@ def directory(tmp_path_factory) -> Path:
 
 
 def test_only_responses_are_learnt():
-    sample = tokens_of(Bytes(), "ab: ", "AB", 64)
+    sample = tokens_of(Bytes(), "ab: ", "AB", DataConfig())
     assert sample["tokens"].tolist() == [*b"ab: AB", Bytes.end]
     assert sample["labels"].tolist() == [*[IGNORED] * 4, *b"AB", Bytes.end]
-    assert tokens_of(Bytes(), "ab: ", "AB", 5)["labels"].tolist() == [*[IGNORED] * 4, *b"A"]
-    batch = padded([sample, tokens_of(Bytes(), "a", "b", 64)], Bytes.end).__getitems__([0, 1])
+    assert tokens_of(Bytes(), "ab: ", "AB", DataConfig(max_length=5))["labels"].tolist() == [*[IGNORED] * 4, *b"A"]
+    batch = padded([sample, tokens_of(Bytes(), "a", "b", DataConfig())], Bytes.end).__getitems__([0, 1])
     assert batch["labels"][1].tolist() == [IGNORED, ord("b"), Bytes.end, *[IGNORED] * 4]
 
 
