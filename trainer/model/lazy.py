@@ -13,27 +13,29 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Fetch, training_set
 from trainer.data.view import order
 from trainer.errors import ConfigError
+from trainer.model.batch_norm import buffers_held
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
 
 NOT_SHOWN = "subclass UninitializedParameter"  # in torch's words where a lazy layer is made of fake tensors
 
 
-def materialised(model: nn.Module, task: Task, config: TrainConfig, batch: Any = None) -> nn.Module:
-    """Returns the same model, on the CPU, whose lazy layers have the sizes that `batch`, else the first batch, gives.
+def materialised(model: nn.Module, task: Task, config: TrainConfig) -> nn.Module:
+    """Returns the same model, on the CPU, whose lazy layers have the sizes that the first batch gives.
 
     What they draw depends on the seed alone. Raises ConfigError where the task's loss leaves a lazy layer out.
     """
-    if not _lazy(model):
+    if not (layers := _lazy(model)):
         return model
-    batch = _first(task, config) if batch is None else batch
-    for training in (False, True):  # in training only where evaluating has left layers out: it may move what it keeps
-        if layers := _lazy(model):
+    norms = [layer for layer in layers.values() if isinstance(layer, _NormBase)]
+    batch = _first(task, config)
+    for training in (False, True):  # in training only where evaluation leaves layers out, since it may move attributes
+        if _lazy(model):
             seed_all(derive(config.seed, "lazy"))
-            task.loss(model.train(training), batch)
-            for layer in layers.values():
-                if isinstance(layer, _NormBase) and training:
-                    layer.reset_running_stats()
+            with buffers_held(model):
+                task.loss(model.train(training), batch)
+    for norm in norms:
+        norm.reset_running_stats()
     if layers := _lazy(model):
         raise ConfigError(
             f"{type(model).__name__} has a lazy layer {next(iter(layers))!r} that the loss of {type(task).__name__} "
