@@ -87,7 +87,8 @@ class Fit:
         self.watch: Watch = watch if watch and ranks.first else lambda _: None
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         self.saver = self.checkpoints.saver
-        model, self.parameters = made(task, config, device, ranks)
+        model, self.parameters = made(task, config, device)
+        model = ranks.prepare(model, task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event, least_pass(model))
         check_passes(task, model, self.loader, config, device)

@@ -23,11 +23,11 @@ from trainer.metrics.monitor import EarlyStopping, read
 from trainer.model.averaging import Average
 from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
-from trainer.model.saved import Saved
 from trainer.optim.kept import Kept
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau
 from trainer.runtime.epochs import Epochs
+from trainer.runtime.saved import Saved
 
 STATE_ITEMS = (
     "model",

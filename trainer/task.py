@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
-from trainer.model.saved import accepting
 from trainer.quote import quoted
+from trainer.runtime.saved import accepting
 from trainer.runtime.tensors import settle
 
 

@@ -82,7 +82,7 @@ class DataConfig(Frozen):
 
     @property
     def pieces(self) -> tuple[str, str, str]:
-        """What stands before the prompt, between it and the response, and after the response."""
+        """Returns the text before the prompt, between it and the response, and after the response."""
         before, _, rest = self.template.partition(PROMPT)
         between, _, after = rest.partition(RESPONSE)
         return before, between, after

@@ -105,7 +105,7 @@ def _record(where: str, line: str, fields: Sequence[str]) -> Record:
             raise DataError(f"{where}: {field} is {value[field]!r}; give text that is not empty.")
         if (half := re.search("[\ud800-\udfff]", value[field])) is not None:
             raise DataError(
-                f"{where}: {field} holds \\u{ord(half[0]):04x}, one half of a surrogate pair, which is no character: "
+                f"{where}: {field} holds \\u{ord(half[0]):04x}, one half of a surrogate pair: "
                 "write both halves, or leave it out."
             )
     return {field: value[field] for field in fields}

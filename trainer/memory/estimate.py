@@ -38,13 +38,13 @@ from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.penalty import differentiable, penalised
 from trainer.model.batch_norm import least_pass
 from trainer.model.checkpointing import checkpointed
-from trainer.model.lazy import NOT_SHOWN
 from trainer.model.offload import forgotten
 from trainer.model.precision import autocast, prepare, underflow
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
 from trainer.ranks import ALONE, Solo
 from trainer.runtime.device import pick_device
+from trainer.runtime.tensors import OF_LAZY
 from trainer.task import Loss, Task, built, checked
 
 
@@ -365,7 +365,7 @@ def plan(
                 "Task.model() converts its model, by .to() or .double() say, which no estimate of memory can follow: "
                 "make the layers so, or leave train.memory_limit out and set train.micro_batch_size to a number."
             ) from error
-        if NOT_SHOWN in str(error):
+        if OF_LAZY in str(error):
             raise ConfigError(
                 f"{type(task).__name__} has lazy layers, whose sizes no estimate of memory knows: give them their "
                 "sizes, or leave train.memory_limit out and set train.micro_batch_size to a number."

@@ -30,7 +30,7 @@ class Attributes:
         self._begun = self._values()
 
     def tell(self, on_event: Callable[..., None], step: int) -> None:
-        """Makes an event of those that differ by now, once: before the first checkpoint of a trial."""
+        """Makes one event of all that differ by now, before the first checkpoint of a trial."""
         if self.told:
             return
         self.told = True
@@ -38,13 +38,13 @@ class Attributes:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             reason = (
                 f"training changes {', '.join(names[:3])}{more}, which no checkpoint holds, so that a resumed trial "
-                "begins with what the constructor makes: register it as a buffer, or save it by get_extra_state and "
-                "set_extra_state."
+                "begins with what the constructor makes: keep it in a buffer, in what get_extra_state returns, or in "
+                "the optimizer's state."
             )
             on_event("unsaved_attributes", step=step, names=names, reason=reason)
 
     def changed(self) -> list[str]:
-        """Returns the names of those that differ by now, and of buffers that no checkpoint holds since they are new."""
+        """Returns the names of all that differ by now, and of new buffers, which no checkpoint holds either."""
         pairs = {name: (self._begun.get(name), value) for name, value in self._values().items()}
         names = [name for name, (before, now) in pairs.items() if before != now and _OPAQUE not in (before, now)]
         buffers = (path for _, _, path, buffer in left_out(self._model) if buffer is not None)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from trainer.config import AverageConfig
 from trainer.errors import ConfigError
-from trainer.model.saved import Saved
+from trainer.runtime.saved import Saved
 
 
 class Average:

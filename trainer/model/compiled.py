@@ -22,7 +22,7 @@ _AGAIN = 64  # compilations of shapes that were compiled before
 
 
 class Compiled:
-    """`module` is the compiled `model`; `shapes` are digests of those that it is compiled for, in their order."""
+    """`module` is the compiled `model`; `shapes` are digests of the shapes that it is compiled for, in their order."""
 
     def __init__(self, model: nn.Module, on_event: Callable[..., None]) -> None:
         self.shapes: list[str] = []

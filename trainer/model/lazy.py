@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from trainer.config import TrainConfig
@@ -16,8 +15,6 @@ from trainer.errors import ConfigError
 from trainer.model.batch_norm import buffers_held
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
-
-NOT_SHOWN = "subclass UninitializedParameter"  # in torch's words where a lazy layer is made of fake tensors
 
 
 def materialised(model: nn.Module, task: Task, config: TrainConfig) -> nn.Module:
@@ -49,8 +46,7 @@ def _lazy(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LazyModuleMixin)
-        and any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()))
+        if any(t is not None and is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()))
     }
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.checkpoint.exact import decoded, encoded
 from trainer.errors import ConfigError
+from trainer.runtime.exact import decoded, encoded
 from trainer.runtime.tensors import same_bits
 
 _SET_ANEW = ("params", "lr")  # entries of a group that each start or step sets

@@ -15,6 +15,8 @@ from trainer.errors import TrainerError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+OF_LAZY = "subclass UninitializedParameter"  # torch's words where a lazy layer is made of fake tensors
+
 
 def divided(tensor: Any) -> TypeGuard[DTensor]:
     """Whether it is a DTensor. Until something has imported those, which takes 0.6 s of a processor, nothing is."""

@@ -368,7 +368,7 @@ LINES = [json.dumps({"prompt": f"say {i}", "response": str(i)}) for i in range(4
         ([LINES[0] + ",", LINES[1] + ","], ["line 1 ends in a comma", "nothing between them; remove it there"]),
         (
             [*LINES, '{"prompt": "b", "response": "y \\ud83d z"}'],
-            ["line 5: response holds \\ud83d, one half of a surrogate pair", "write both halves"],
+            ["line 5: response holds \\ud83d, one half of a surrogate pair: write both halves"],
         ),
     ],
 )

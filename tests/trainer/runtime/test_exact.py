@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.exact import decoded, encoded
+from trainer.runtime.exact import decoded, encoded
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 KEYS = st.text() | st.integers() | st.booleans() | st.tuples(st.integers(), st.text()) | st.just("$tuple")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.checkpoint.exact import decoded, encoded
+from trainer.runtime.exact import decoded, encoded
 from trainer.runtime.tensors import left_out, same_bits
 
 
@@ -48,12 +48,13 @@ class Saved:
 
 def accepting(model: nn.Module) -> nn.Module:
     """Returns the same model, whose `load_state_dict` takes all that `Saved.state` gives."""
-    if not any(hook.hook is _accept for hook in model._load_state_dict_pre_hooks.values()):
+    hooks: Any = model._load_state_dict_pre_hooks.values()
+    if not any(hook.hook is _accept for hook in hooks):
         model.register_load_state_dict_pre_hook(_accept)
     return model
 
 
-def _accept(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _accept(model: nn.Module, state: dict[str, Any], prefix: str, *ignored: Any) -> None:
     """Takes out of `state` what torch would not expect, and gives modules their extra state as they made it."""
     for module, name, path, _ in left_out(model):
         if isinstance(buffer := state.pop(prefix + path, None), Tensor):

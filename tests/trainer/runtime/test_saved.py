@@ -9,7 +9,7 @@ from trainer_runs import Trial
 
 from trainer.checkpoint import files
 from trainer.model import soup
-from trainer.model.saved import Saved
+from trainer.runtime.saved import Saved
 from trainer.task import built
 
 
