@@ -10,6 +10,7 @@ import torch
 from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.config.idle import unread
+from trainer.config.optim import OPTIMIZERS
 from trainer.data import Loader
 from trainer.distributed.join import join
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
@@ -17,13 +18,14 @@ from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.gradients.loss_spikes import RECENT, Spikes, as_json, loudest
 from trainer.memory.bound import memory_plan
 from trainer.metrics.meter import Meter
-from trainer.metrics.monitor import EarlyStopping, read
+from trainer.metrics.monitor import EarlyStopping
 from trainer.metrics.throughput import Pace
+from trainer.model.attributes import Attributes
 from trainer.model.averaging import Average
 from trainer.model.batch_norm import check_passes, least_pass
-from trainer.model.checkpointing import checkpointed
-from trainer.model.init import initialise
-from trainer.model.precision import LossScale, autocast, prepare, settled
+from trainer.model.compiled import Compiled
+from trainer.model.made import made
+from trainer.model.precision import LossScale, autocast, settled
 from trainer.optim import build as optim
 from trainer.optim.lookahead import lookahead
 from trainer.optim.schedule import Plateau, never_warm, scaled_lr, schedule
@@ -35,7 +37,7 @@ from trainer.runtime.seeding import derive, seed_all
 from trainer.settings import runtime
 from trainer.state import TrainState
 from trainer.step import Stepper
-from trainer.task import Task, built, measured
+from trainer.task import Task, measured
 
 
 def fit(
@@ -85,10 +87,8 @@ class Fit:
         self.watch: Watch = watch if watch and ranks.first else lambda _: None
         self.reporter, self.checkpoints = ranks.lead(reporter, checkpoints)
         self.saver = self.checkpoints.saver
-        seed_all(derive(config.seed, "init"))
-        model = initialise(built(task), config.init, config.seed).to(device)
-        self.parameters = sum(p.numel() for p in model.parameters())
-        model = ranks.prepare(checkpointed(prepare(model, config.precision), config.activations), task)
+        model, self.parameters = made(task, config, device)
+        model = ranks.prepare(model, task)
         seed_all(derive(config.seed, "data"))
         self.loader = Loader(task, config, device, ranks.share, ranks.shares, self.reporter.event, least_pass(model))
         check_passes(task, model, self.loader, config, device)
@@ -114,9 +114,11 @@ class Fit:
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
             lookahead=lookahead(config.optim, model),
+            compiled=Compiled(model, self.reporter.event) if config.compile else None,
             parallel=config.parallel.shape(),
         )
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
+        self.attributes = Attributes(model, None if config.optim.name in OPTIMIZERS else optimizer)
         self.memory_mb: float | None = None  # what a step needs by the estimate, where it was asked
         self.committed_step = 0  # of the newest checkpoint a resumed run would start from
         self.reserved = not config.checkpoint.asynchronous  # whether there is memory to copy the state to, if needed
@@ -184,6 +186,7 @@ class Fit:
         if not self.checkpoints.owns(ref):
             s.meter.begin()
             return None
+        self.attributes.told = True  # by an attempt before
         return None if s.report is None else Report(s.step, s.report["metrics"], s.report["epoch"])
 
     def _start_from(self, config: TrainConfig) -> None:
@@ -310,12 +313,7 @@ class Fit:
         metrics |= self._evaluate() | self.pace.times(self.ranks.everyone, metrics)
         s.epoch, s.position = s.epoch + 1, 0
         s.meter.new_epoch()
-        if c.schedule.name == "plateau":
-            s.plateau.update(read(metrics, c.schedule.plateau.monitor, "schedule.plateau.monitor"))
-        if c.early_stopping.monitor is not None:
-            s.early_stopping.update(read(metrics, c.early_stopping.monitor, "early_stopping.monitor"))
-        if c.checkpoint.monitor is not None:
-            read(metrics, c.checkpoint.monitor, "checkpoint.monitor")
+        s.watch(metrics, c)
         s.report = {"epoch": s.epoch, "metrics": metrics}
         every, last = c.checkpoint.every_epochs, self.done
         return self._ready(metrics, epoch=s.epoch, save=every is not None and (last or s.epoch % every == 0))
@@ -363,6 +361,7 @@ class Fit:
     def _save(self, metrics: Mapping[str, float]) -> None:
         self._settle()
         self.stepper.drain()
+        self.attributes.tell(self.reporter.event, self.state.step)
         s, background = self.state, self.config.checkpoint.asynchronous
         whole = self.ranks.whole(s.state_dict())
         self.saver.start(whole, step=s.step, epoch=s.epoch, metrics=metrics, background=background)

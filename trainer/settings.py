@@ -12,6 +12,7 @@ import torch
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
+from trainer.model.compiled import unlimited
 from trainer.model.precision import check, matmul_precision
 from trainer.runtime.device import numbered, pick_device
 
@@ -44,7 +45,8 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
         torch.set_float32_matmul_precision(matmul_precision(config.precision))
         device = numbered(device)
         # What is asked without a device concerns the current one: seeds, waits, memory.
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with current, unlimited() if config.compile else nullcontext():
             yield device
     finally:
         torch.set_num_threads(threads)

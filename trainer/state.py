@@ -19,12 +19,15 @@ from trainer.config import TrainConfig
 from trainer.errors import CheckpointError, ConfigError
 from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
-from trainer.metrics.monitor import EarlyStopping
+from trainer.metrics.monitor import EarlyStopping, read
 from trainer.model.averaging import Average
+from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
+from trainer.optim.kept import Kept
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau
 from trainer.runtime.epochs import Epochs
+from trainer.runtime.saved import Saved
 
 STATE_ITEMS = (
     "model",
@@ -67,6 +70,7 @@ class TrainState:
     keeper: Optimizer | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
+    compiled: Compiled | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -74,19 +78,30 @@ class TrainState:
     loaded_parallel: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self._keeper = self.keeper or self.optimizer
-        self._names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+        names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
+        self._saved = Saved(self.model)
+        self._kept = Kept(self.optimizer, self.keeper or self.optimizer, names)
 
     @property
     def windows(self) -> int:
         return self.epochs.length(self.epoch)
 
+    def watch(self, metrics: Mapping[str, float], config: TrainConfig) -> None:
+        """Updates what follows an epoch's metrics. Raises ConfigError where one that is monitored is missing."""
+        if config.schedule.name == "plateau":
+            self.plateau.update(read(metrics, config.schedule.plateau.monitor, "schedule.plateau.monitor"))
+        if config.early_stopping.monitor is not None:
+            self.early_stopping.update(read(metrics, config.early_stopping.monitor, "early_stopping.monitor"))
+        if config.checkpoint.monitor is not None:
+            read(metrics, config.checkpoint.monitor, "checkpoint.monitor")
+
     def state_dict(self) -> dict[str, Any]:
         """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies, and
         parameters themselves, so that whoever saves them knows which are trained."""
-        return {
-            "model": self.model.state_dict(keep_vars=True),
-            "optimizer": _optimizer_state(self._keeper, self._names),
+        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # of each rank
+        return compiled | {
+            "model": self._saved.state(),
+            "optimizer": self._kept.state(),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
             "average": self.average.state(),
             "loss_scale": None if self.loss_scale is None else self.loss_scale.state(),
@@ -111,7 +126,7 @@ class TrainState:
         omitted = _omitted()
         for item, load in {
             "model": self._load_model,
-            "optimizer": lambda value: _load_optimizer(self._keeper, self._names, value),
+            "optimizer": self._kept.load,
             "lookahead": lambda value: self.lookahead and self.lookahead.load(value),
             "average": self.average.load,
             "loss_scale": lambda value: self.loss_scale and self.loss_scale.load(value),
@@ -127,6 +142,9 @@ class TrainState:
         }.items():
             if item not in omitted:
                 load(state[item])
+        if self.compiled is not None and "compiled" not in omitted:
+            shapes = state.get("compiled", [])
+            self.compiled.load(shapes[0] if len(shapes) == 1 else [])
 
     def check_epochs_left(self, config: TrainConfig) -> None:
         """Raise ConfigError where the checkpoint of `resume_from` has as many epochs as are to be trained."""
@@ -151,14 +169,14 @@ class TrainState:
     def load_weights(self, state: dict[str, Any]) -> None:
         """Take from what `state_dict` gave the weights, and all that follows them from step to step."""
         self._load_model(state["model"])
-        _load_optimizer(self._keeper, self._names, state["optimizer"])
+        self._kept.load(state["optimizer"])
         self.average.load(state["average"])
         if self.lookahead is not None:
             self.lookahead.load(state["lookahead"])
 
     def _load_model(self, value: dict[str, Any]) -> None:
         try:
-            self.model.load_state_dict(value)
+            self._saved.load(value)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
@@ -184,32 +202,3 @@ class TrainState:
 def _omitted() -> set[str]:
     """Items that a test leaves out, to show that each of them matters."""
     return set(os.environ.get("HPO_OMIT_STATE", "").split(",")) if os.environ.get("HPO_TESTING") == "1" else set()
-
-
-def _optimizer_state(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> dict[str, Any]:
-    """What the optimizer keeps for each parameter, by the parameter's name; and whose it is."""
-    return {"of": type(optimizer).__name__, "state": {names[p]: dict(state) for p, state in optimizer.state.items()}}
-
-
-def _load_optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str], value: dict[str, Any]) -> None:
-    """Put back what was kept. Torch's own loader places and casts it; it numbers the parameters in group order.
-
-    Each tensor is then laid out as its parameter is: a checkpoint gives rows in order, and torch's fused kernels walk
-    through memory without a look at strides, so a parameter with channels last would meet another's momentum.
-    """
-    if value["of"] != (mine := type(optimizer).__name__):
-        raise ConfigError(f"the checkpoint holds the state of {value['of']}, and train.optim asks for {mine}: keep it.")
-    kept = value["state"]
-    packed = optimizer.state_dict()
-    order = [names[p] for group in optimizer.param_groups for p in group["params"]]
-    unknown = kept.keys() - set(names.values())
-    if unknown:
-        raise ConfigError(
-            f"the checkpoint's optimizer knows a parameter {min(unknown)!r} that the model lacks: keep that model."
-        )
-    packed["state"] = {i: kept[name] for i, name in enumerate(order) if name in kept}
-    optimizer.load_state_dict(packed)
-    for p, state in optimizer.state.items():
-        for key, tensor in state.items():
-            if isinstance(tensor, torch.Tensor) and tensor.shape == p.shape and tensor.stride() != p.stride():
-                state[key] = torch.empty_like(p, dtype=tensor.dtype).copy_(tensor)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.config import TrainConfig
 from trainer.data.loader import Filler, to_device
@@ -48,9 +48,7 @@ class Stepper:
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
-        # Each shape is compiled for itself, whatever came before it: a resumed run meets them in another order.
-        compiled = cast(nn.Module, torch.compile(state.model, dynamic=False)) if config.compile else state.model
-        self.module = ranks.module(compiled)
+        self.module = ranks.module(state.model if state.compiled is None else state.compiled.module)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainer.errors import ConfigError, TrainerError
 from trainer.quote import quoted
 from trainer.report import number
+from trainer.runtime.saved import accepting
 from trainer.runtime.tensors import settle
 
 
@@ -76,7 +77,7 @@ def built(task: Task) -> nn.Module:
     model: Any = task.model()
     if not isinstance(model, nn.Module):
         raise TrainerError(f"{method(task, 'model')} returned a {type(model).__name__}: return the nn.Module.")
-    return settle(model)
+    return accepting(settle(model))
 
 
 def measured(task: Task, model: nn.Module) -> dict[str, float]:

@@ -46,12 +46,21 @@ class Change:
 
 _ROUNDED = "it rounds what it proposes to 8 significant digits, so that every processor proposes the same"
 _COMPARES = f"{_ROUNDED}; it also searches by comparisons alone"
+_REFERENCE = (
+    "it computes its reference without dropout, and drops nothing out in the base model unless model.base_dropout says "
+    "so; special tokens that a record spells are text, and those of a template stand in data.template"
+)
+_RECORDS = "it takes special tokens that a record spells for text; those of a template stand in data.template"
+_DOCUMENTS = "it takes special tokens that a document spells for text"
 CHANGES = (
     *(
         Change(part, 2, "0.2.0", _ROUNDED, keeps_previous=True)
         for part in ("sampler tpe", "sampler gp", "sampler cmaes", "sampler freeze-thaw", "sampler bohb")
     ),
     Change("strategy pb2", 2, "0.2.0", _COMPARES, keeps_previous=True),
+    Change("study dpo", 2, "0.2.0", _REFERENCE, keeps_previous=False),
+    Change("study lora", 2, "0.2.0", _RECORDS, keeps_previous=False),
+    Change("study gpt", 2, "0.2.0", _DOCUMENTS, keeps_previous=False),
 )
 
 _TRAINING = ("step", "data order", "seeding", "checkpoint", "losses", "metrics", "data", "precision")

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import types
-import typing
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -21,6 +19,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hpo.errors import SpaceError, UserError
+from hpo.space.strict_yaml import StrictLoader
 from hpo.space.values import plain
 from hpo.text import near, resemblance
 from trainer.quote import quoted
@@ -33,81 +32,7 @@ class Raw(str):
     """Text from a command line: read as YAML first where the field's type allows that, else as the text itself."""
 
 
-# --- YAML
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2 core scalars, no tags, few aliases, string keys that occur once.
-
-    YAML 1.1 as PyYAML reads it turns `no` into False, leaves `1e-3` a string, takes the last of two equal keys
-    and expands a few hundred bytes of aliases into billions of items.
-    """
-
-    yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-    max_aliases, max_depth = 10, 32
-    merges = "key '<<' merges nothing in YAML 1.2; write out the keys that it stands for"
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self.aliases = self.depth = 0
-        self.within: list[str | None] = []  # the anchors of the nodes being composed
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        alias = self.check_event(yaml.AliasEvent)
-        self.aliases += alias
-        if self.aliases > self.max_aliases:
-            raise yaml.MarkedYAMLError(problem=f"more than {self.max_aliases} aliases", problem_mark=event.start_mark)
-        anchor = getattr(event, "anchor", None)
-        if alias and anchor in self.within:
-            problem = f"alias {anchor!r} stands within what it names"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        if (tag := getattr(event, "tag", None)) is not None:
-            raise yaml.MarkedYAMLError(problem=f"tag {tag!r} is not allowed", problem_mark=event.start_mark)
-        if self.depth >= self.max_depth:
-            problem = f"nested deeper than {self.max_depth} levels"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        self.depth += 1
-        self.within.append(None if alias else anchor)
-        node = super().compose_node(parent, index)
-        self.within.pop()
-        self.depth -= 1
-        return node
-
-    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
-        for key_node, _ in node.value:
-            key, mark = self.construct_object(key_node, deep=True), key_node.start_mark
-            if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} is not a string; quote it", problem_mark=mark)
-            problem = f"key {key!r} already stands in line {lines[key]}" if key in lines else ""
-            if problem := self.merges if key == "<<" and not key_node.style else problem:
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-            lines[key] = mark.line + 1
-        return super().construct_mapping(node, deep)
-
-    def construct_integer(self, node: Any) -> int:
-        try:
-            return int(node.value, 0 if node.value[:2] in ("0x", "0o") else 10)
-        except ValueError as error:  # Python's limit on digits
-            problem = f"a number of {len(node.value)} digits"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
-
-    def construct_number(self, node: Any) -> float:
-        return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-# YAML 1.2.2, section 10.3.2: tag, pattern, the characters a match may begin with.
-_NUMBER = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", [*"~nN", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", [*"-+0123456789"]),
-    ("float", rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", [*"-+.0123456789"]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
+# --- Files and overrides
 
 
 def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
@@ -120,7 +45,7 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise UserError(f"{path} is larger than {max_bytes} bytes; a configuration file is not that large.")
     try:
-        loaded: Json = yaml.load(data.decode("utf-8-sig"), _Loader)
+        loaded: Json = yaml.load(data.decode("utf-8-sig"), StrictLoader)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8.") from error
     except yaml.YAMLError as error:
@@ -134,20 +59,25 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Splits `path=value`, the argument of `-o`; the value is a mapping where it stands in braces, else text."""
-    path, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or not path:
+    """Splits `path=value`, the argument of `-o`; the value is a mapping where it stands in braces, else text.
+
+    Spaces around a value go; line ends and tabs are part of it, as of a separator.
+    """
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
         raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
+    value = value.strip(" ") or value
     read = _read(value) if value.startswith("{") else value
-    return path, Raw(value) if isinstance(read, str) else read
+    return path.strip(), Raw(value) if isinstance(read, str) else read
 
 
 def _read(text: str) -> Any:
-    """Returns the YAML value, or the text itself where it is not YAML."""
+    """Returns the YAML value, or the text itself where it is not YAML or YAML would fold its lines."""
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, StrictLoader)
     except yaml.YAMLError:
         return str(text)
+    return str(text) if isinstance(value, str) and "\n" in text and text[:1] not in "'\"|>" else value
 
 
 def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:

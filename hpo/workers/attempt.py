@@ -111,7 +111,7 @@ def _is_plain_exit(error: BaseException) -> bool:
 
 
 def _left(left: SystemExit, last: _LastReport, epochs: float) -> Outcome:
-    """How a loop has ended that called sys.exit(): as one that has returned, where it had nothing left to train."""
+    """Returns the outcome of a loop that called sys.exit(): that of a return, where nothing was left to train."""
     over = last.epoch >= epochs or (last.step > 0 and math.isinf(epochs))
     kind = last.kind or ("complete" if over else "preempted" if last.preempted else None)
     if kind is None:

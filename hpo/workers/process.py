@@ -29,7 +29,7 @@ class WorkerProcess:
 
     @property
     def lasting(self) -> str:
-        """What cannot be undone, in words."""
+        """The changes that cannot be undone, in words."""
         return " and ".join(self._lasting)
 
     @contextmanager

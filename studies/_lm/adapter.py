@@ -44,6 +44,7 @@ def lora(config: ModelConfig) -> nn.Module:
         warnings.catch_warnings(),
     ):  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # which peft corrects
         try:
             model = get_peft_model(base, settings)
         except ValueError as error:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from studies._lm.config import ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
@@ -40,9 +41,21 @@ def base_model(config: ModelConfig) -> nn.Module:
     """
     model = _from_directory(config) if config.path else _tiny_model(config)
     model.requires_grad_(False)
+    if config.base_dropout is not None:
+        _set_dropout(model, config.base_dropout)
     if config.base == "nf4":
         _quantise(model)
     return model
+
+
+def _set_dropout(model: nn.Module, rate: float) -> None:
+    """Gives every dropout of the model this rate: layers, and the numbers that modules and their configuration keep."""
+    for owner in (getattr(model, "config", None), *model.modules()):
+        if isinstance(owner, _DropoutNd):
+            owner.p = rate
+        for name, value in [*vars(owner).items()] if owner is not None else ():
+            if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool):
+                setattr(owner, name, 0.0 if "layerdrop" in name else rate)
 
 
 def _from_directory(config: ModelConfig) -> nn.Module:

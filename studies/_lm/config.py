@@ -18,6 +18,8 @@ from trainer.files.paths import expanded
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PACKAGES = ("transformers", "peft", "bitsandbytes")
 
+PROMPT, RESPONSE = "{prompt}", "{response}"  # of a template
+
 # What `hpo plan` may change to fit a memory, from what needs most to what needs least.
 PLAN: dict[str, list[Any]] = {
     "model.base": ["fp32", "bf16", "nf4"],
@@ -50,6 +52,7 @@ class ModelConfig(Frozen):
     rank: Annotated[int, Field(ge=1)] = 8
     alpha: Positive | None = None  # None: twice the rank
     dropout: Beta = 0.05  # of the adapters' inputs
+    base_dropout: Beta | None = None  # of the model's own layers; None: what the model says
     layers: Annotated[int, Field(ge=1)] | None = None  # use the first ones of the model alone; None: all
     modules: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = PROJECTIONS
 
@@ -64,13 +67,32 @@ class ModelConfig(Frozen):
 
 class DataConfig(Frozen):
     """Records of text: those of a JSONL file, or `generated` ones drawn from `seed`. A share of them, drawn from
-    `seed`, is held back to validate on. A record is cut after `max_length` tokens."""
+    `seed`, is held back to validate on. A record is cut after `max_length` tokens.
+
+    `template` stands around each prompt and response. A special token that it spells, such as `<|im_start|>`, is that
+    token; what a record spells is text.
+    """
 
     path: str = ""
     generated: Annotated[int, Field(ge=20)] = 640
     val_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     max_length: Annotated[int, Field(ge=2)] = 64
+    template: str = f"{PROMPT}{RESPONSE}"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @property
+    def pieces(self) -> tuple[str, str, str]:
+        """Returns the text before the prompt, between it and the response, and after the response."""
+        before, _, rest = self.template.partition(PROMPT)
+        between, _, after = rest.partition(RESPONSE)
+        return before, between, after
+
+    @model_validator(mode="after")
+    def _template_has_both(self) -> DataConfig:
+        counts = [self.template.count(PROMPT), self.template.count(RESPONSE)]
+        if counts != [1, 1] or RESPONSE not in self.template.partition(PROMPT)[2]:
+            raise ValueError(f"template={self.template!r} holds not {PROMPT} and then {RESPONSE}, each of them once.")
+        return self
 
 
 def rows_at_once(train: TrainConfig) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +26,7 @@ def check_inputs(model: ModelConfig, data: DataConfig, records_of: Callable[[Dat
     check_weights(model)
     check_modules(model)
     records = records_of(data)
-    if (length := _lengths(model)) is not None:
+    if (length := _lengths(model, data)) is not None:
         for number, record in enumerate(records, 1):
             if (count := length(record["prompt"])) >= data.max_length:
                 where = f"data.path={str(data.path)!r}, record {number}: " if data.path else ""
@@ -40,23 +41,32 @@ def too_long(prompt: str, count: int, most: int, where: str = "") -> DataError:
     )
 
 
-def _lengths(model: ModelConfig) -> Callable[[str], int] | None:
-    """How many tokens a prompt has. None where the directory has no tokenizer.json: trials then tell."""
+def _lengths(model: ModelConfig, data: DataConfig) -> Callable[[str], int] | None:
+    """Returns a function that counts the tokens of a prompt within the template. None where the directory has no
+    tokenizer.json: trials then tell."""
+    before, between, _ = data.pieces
     if not model.path or model.tokenizer == "bytes":
-        return lambda text: len(text.encode())
+        return lambda text: len(f"{before}{text}{between}".encode())
     directory = expanded(model.path)
     if not (directory / "tokenizer.json").is_file():
         return None
     from tokenizers import Tokenizer
 
     try:
-        found = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         about = directory / "tokenizer_config.json"
-        begin = 1 if about.is_file() and json.loads(about.read_text(encoding="utf-8")).get("bos_token") else 0
+        begin = json.loads(about.read_text(encoding="utf-8")).get("bos_token") if about.is_file() else None
     except Exception as error:  # tokenizers raises no class of its own
         raise ConfigError(f"the tokenizer in {str(directory)!r} cannot be read: {error}") from error
-    found.no_truncation()
-    return lambda text: begin + len(found.encode(text, add_special_tokens=False).ids)
+    tokenizer.no_truncation()
+
+    def count(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    begin = begin["content"] if isinstance(begin, dict) else begin
+    around = count(before) + count(between) + bool(begin and not before.startswith(begin))
+    tokenizer.encode_special_tokens = True  # in a record they are text
+    return lambda text: around + count(text)
 
 
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
@@ -83,6 +93,8 @@ def _record(where: str, line: str, fields: Sequence[str]) -> Record:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as error:
+        if formats.ends_in_comma(line):
+            raise DataError(f"{where} {formats.COMMA}.") from error
         raise DataError(f"{where} is not JSON ({error.msg} at column {error.colno}).") from error
     if not isinstance(value, dict):
         raise DataError(f"{where} holds {type(value).__name__}: give an object with {' and '.join(fields)}.")
@@ -91,6 +103,11 @@ def _record(where: str, line: str, fields: Sequence[str]) -> Record:
             raise DataError(f"{where} lacks the field {field!r}: it has {', '.join(value) or 'none'}.")
         if not isinstance(value[field], str) or not value[field]:
             raise DataError(f"{where}: {field} is {value[field]!r}; give text that is not empty.")
+        if (half := re.search("[\ud800-\udfff]", value[field])) is not None:
+            raise DataError(
+                f"{where}: {field} holds \\u{ord(half[0]):04x}, one half of a surrogate pair: "
+                "write both halves, or leave it out."
+            )
     return {field: value[field] for field in fields}
 
 

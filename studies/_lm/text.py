@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from studies._lm.config import ModelConfig
+from studies._lm.config import DataConfig, ModelConfig
 from studies._lm.records import too_long
 from trainer.data import Padded
-from trainer.data.text import Bytes, Tokenizer
+from trainer.data.text import Bytes, Tokenizer, as_text
 from trainer.errors import ConfigError
 from trainer.files.paths import expanded
 
@@ -19,7 +20,11 @@ IGNORED = -100
 
 
 class Pretrained:
-    """The tokenizer of a model's directory. `begin` is what every text begins with, `end` what a response ends with."""
+    """The tokenizer of a model's directory. `begin` is what every text begins with, `end` what a response ends with.
+
+    A text is data: where it spells a special token, it is encoded as any other characters are; `parse` takes such a
+    spelling for the token.
+    """
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoTokenizer
@@ -36,7 +41,13 @@ class Pretrained:
         self.begin = [] if self._tokenizer.bos_token_id is None else [self._tokenizer.bos_token_id]
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return as_text(partial(self._ids, split_special_tokens=True), text, self.end, self._tokenizer.eos_token)
+
+    def parse(self, text: str) -> list[int]:
+        return self._ids(text, split_special_tokens=False) if text else []
+
+    def _ids(self, text: str, *, split_special_tokens: bool) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)["input_ids"]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -49,13 +60,27 @@ def tokenizer(config: ModelConfig) -> Tokenizer:
     return Pretrained(expanded(config.path))
 
 
-def tokens_of(text: Tokenizer, prompt: str, response: str, max_length: int) -> dict[str, Tensor]:
-    """`tokens` of prompt, response and end, cut after `max_length`, and their `labels`: the tokens of the response and
-    the end, IGNORED in place of the prompt's. Raises DataError where the cut leaves no response."""
-    begin = [*getattr(text, "begin", ()), *text.encode(prompt)]
+def prompt_of(text: Tokenizer, prompt: str, data: DataConfig) -> list[int]:
+    """Returns the tokens of a prompt within the template, after the token that every text begins with."""
+    before, between, _ = data.pieces
+    tokens = [*_parsed(text, before), *text.encode(prompt), *_parsed(text, between)]
+    begin = getattr(text, "begin", [])
+    return tokens if tokens[: len(begin)] == begin else [*begin, *tokens]
+
+
+def _parsed(text: Tokenizer, piece: str) -> list[int]:
+    """Returns the tokens of a piece of the template; bytes spell no special ones."""
+    return getattr(text, "parse", text.encode)(piece)
+
+
+def tokens_of(text: Tokenizer, prompt: str, response: str, data: DataConfig) -> dict[str, Tensor]:
+    """`tokens` of prompt, response and end, cut after `data.max_length`, and their `labels`: the tokens of the response
+    and the end, IGNORED in place of the prompt's. Raises DataError where the cut leaves no response."""
+    begin, max_length = prompt_of(text, prompt, data), data.max_length
     if len(begin) >= max_length:
         raise too_long(prompt, len(begin), max_length)
-    answer = [*text.encode(response), text.end]
+    after = _parsed(text, data.pieces[2])
+    answer = [*text.encode(response), *after, *([] if after[-1:] == [text.end] else [text.end])]
     tokens = torch.tensor([*begin, *answer][:max_length])
     labels = tokens.clone()
     labels[: len(begin)] = IGNORED

@@ -59,7 +59,7 @@ class Config(Frozen):
     """The whole configuration of the study. A sample is a prompt with a chosen and a rejected answer."""
 
     data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = ModelConfig(base_dropout=0.0)  # so that a fresh policy is its reference
     loss: LossConfig = LossConfig()
     evaluation: EvalConfig = EvalConfig()
     train: TrainConfig = TRAIN

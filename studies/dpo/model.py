@@ -13,6 +13,7 @@ from studies._lm.config import ModelConfig
 from studies._lm.text import IGNORED
 from trainer.data import pad
 from trainer.losses import sequence_log_probs
+from trainer.model.evaluated import as_evaluated
 
 
 def policy_model(config: ModelConfig) -> nn.Module:
@@ -46,8 +47,8 @@ def log_probs(model: Any, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
 
 
 def reference_log_probs(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """The same of the model as it was: its adapters off."""
-    with torch.no_grad(), unwrapped(model).disable_adapter():
+    """The same of the model as it was: its adapters off, and without dropout, also while the model is trained."""
+    with as_evaluated(unwrapped(model)), unwrapped(model).disable_adapter():
         return log_probs(unwrapped(model), tokens, labels)[0]
 
 

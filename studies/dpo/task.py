@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from studies._lm.config import depth_of, rows_at_once
 from studies._lm.records import Record, split
-from studies._lm.text import IGNORED, batches, padded, tokenizer, tokens_of
+from studies._lm.text import IGNORED, batches, padded, prompt_of, tokenizer, tokens_of
 from studies.dpo import best_of
 from studies.dpo.config import Config, records
 from studies.dpo.model import (
@@ -29,6 +30,7 @@ from studies.dpo.pairs import true_reward
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import LOSSES
+from trainer.model.evaluated import as_evaluated
 from trainer.task import Loss, Task
 
 Batch = dict[str, Tensor]
@@ -87,12 +89,15 @@ class DpoTask(Task):
         return LOSSES[loss.name](chosen, rejected, ref_chosen, ref_rejected, beta=loss.beta, **options)
 
     def _ratios(self, model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """log pi and log reference of each kind of answer, [batch] each; of ipo per token, as TRL has it."""
+        """log pi and log reference of each kind of answer, [batch] each; of ipo per token, as TRL has it.
+
+        KTO's reference point, on the answers to other prompts, is computed as the reference is: without dropout.
+        """
         found = {}
         for which in self._answers:
             tokens, labels = batch[which], batch[f"{which}_labels"]
             reference = reference_log_probs(model, tokens, labels)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and which != "other"):
+            with as_evaluated(unwrapped(model)) if which == "other" else nullcontext():
                 policy, count = log_probs(model, tokens, labels)
             per = count.clamp(min=1) if self.config.loss.name == "ipo" else 1
             found[which] = policy / per, reference / per
@@ -161,8 +166,7 @@ class DpoTask(Task):
         return picked | {f"val/best_of_{n}_kl_bound": best_of.kl_bound(n) for n in counts}
 
     def _answer(self, model: Any, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        begin = getattr(self.text, "begin", [])
-        encoded = [[*begin, *self.text.encode(prompt)] for prompt in prompts]
+        encoded = [prompt_of(self.text, prompt, self.config.data) for prompt in prompts]
         return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end, self._rows)
 
     def _texts(self, tokens: Tensor, labels: Tensor) -> list[str]:
@@ -202,7 +206,7 @@ class DpoTask(Task):
     def _sample(self, row: Record) -> dict[str, Tensor]:
         sample: dict[str, Tensor] = {}
         for which in self._answers:
-            found = tokens_of(self.text, row["prompt"], row[which], self.config.data.max_length)
+            found = tokens_of(self.text, row["prompt"], row[which], self.config.data)
             sample |= {which: found["tokens"], f"{which}_labels": found["labels"]}
         return sample
 

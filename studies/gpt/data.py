@@ -23,7 +23,7 @@ from trainer.errors import DataError
 from trainer.files import durable
 
 BPE_FILE, ABOUT = "bpe.json", "about.json"
-VERSION = 2  # of what lies in the cache
+VERSION = 3  # of what lies in the cache
 # What decides the tokens, besides the files themselves.
 DECIDE = {"column", "separator", "tokenizer", "vocab_size", "end_token", "held_out", "seed", "corpus"}
 STALE = 3600.0  # seconds after which a directory that was never finished is nobody's

@@ -84,8 +84,8 @@ class LoraTask(Task):
         return self._tokens(train), self._tokens(val)
 
     def _tokens(self, records: list[dict[str, str]]) -> Samples:
-        length = self.config.data.max_length
-        return Samples(tokens_of(self.text, one["prompt"], one["response"], length) for one in records)
+        data = self.config.data
+        return Samples(tokens_of(self.text, record["prompt"], record["response"], data) for record in records)
 
 
 def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: bool = False, held: bool = True) -> Loss:

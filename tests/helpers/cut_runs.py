@@ -100,6 +100,53 @@ class ToyOfImages(Toy):
         return self.net
 
 
+class Centred(nn.Module):
+    """Subtracts running means that its state_dict leaves out: one that is there from the start, and one that the first
+    pass makes. A table of a larger model's stays as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+        self.register_buffer("square", None, persistent=False)
+        self.register_buffer("table", torch.arange(6.0), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            square = x.detach().square().mean(0)
+            self.square = square if self.square is None else 0.9 * self.square + 0.1 * square
+        return (x - self.mean) / (1 + (self.mean * 0 if self.square is None else self.square)) + 0 * self.table
+
+
+class Scheduled(nn.Module):
+    """A factor that falls with the passes, which the module saves itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes, self.recent = 0, (0, 0)
+
+    def get_extra_state(self):
+        return {"passes": self.passes, "recent": self.recent, "by_number": {1: self.passes}}
+
+    def set_extra_state(self, state):
+        assert isinstance(state["recent"], tuple) and state["by_number"] == {1: state["passes"]}
+        self.passes, self.recent = state["passes"], state["recent"]
+
+    def forward(self, x):
+        if self.training:
+            self.passes, self.recent = self.passes + 1, (self.recent[1], self.passes)
+        return x / (1 + 0.1 * self.passes + 0.01 * sum(self.recent))
+
+
+def toy_with(module: type[nn.Module]) -> type[Toy]:
+    class With(Toy):
+        def model(self):
+            self.net = nn.Sequential(module(), *super().model())
+            return self.net
+
+    return With
+
+
 ROLLBACK = {"enabled": True, "threshold": 20.0, "window": 8, "min_history": 2, "cooldown": 2}
 
 
@@ -129,6 +176,20 @@ VARIANTS = {
     "plateau": {"schedule": {"name": "plateau", "plateau": {"patience": 0, "threshold": 0.5}}, "num_epochs": 3},
     "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 4}}},
     "sam": {"optim": {"name": "sgd", "wrap": "sam", "layer_decay": 0.7}},
+    "state in float64": {"optim": {"name": "own_optimizers:Double"}},
+    "a mask as state": {"optim": {"name": "own_optimizers:Signs"}},
+    "counters, texts, tuples": {"optim": {"name": "own_optimizers:Counts"}},
+    "counters in groups": {"optim": {"name": "own_optimizers:Groups"}},
+    "counters in groups, rolled back": {
+        "task": ToyThatJumps,
+        "rollback": ROLLBACK,
+        "checkpoint": {"every_steps": 2, "keep_last": 1},
+        "optim": {"name": "own_optimizers:Groups"},
+    },
+    "buffers left out": {"task": toy_with(Centred)},
+    "buffers left out, averaged": {"task": toy_with(Centred), "average": {"name": "ema", "decay": 0.8}},
+    "extra state": {"task": toy_with(Scheduled)},
+    "extra state, averaged": {"task": toy_with(Scheduled), "average": {"name": "ema", "decay": 0.8}},
     "sophia": {"optim": {"name": "sophia", "update_every": 2}},
     "ranger": {"optim": {"name": "ranger", "lookahead": {"k": 4}}},
     "muon": {"optim": {"name": "muon"}},

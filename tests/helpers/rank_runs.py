@@ -29,9 +29,9 @@ from trainer.distributed.member import this
 from trainer.distributed.node_server import Server
 from trainer.errors import ConfigError
 from trainer.metrics.meter import Meter
+from trainer.optim.kept import Kept
 from trainer.report import Verdict
 from trainer.runtime.window import Window
-from trainer.state import _load_optimizer, _optimizer_state
 from trainer.task import Loss
 
 # 5 epochs of 37 samples are 20 windows, every fourth of them of one sample; each other one is two or more micro-batches
@@ -492,12 +492,12 @@ def reloaded(
     names = {p: name for name, p in net.named_parameters()}
     saver = Saver(directory, 1, "")
     saver.ranks = ranks
-    kept = {"optimizer": _optimizer_state(optimizer, names)}
+    kept = {"optimizer": Kept(optimizer, optimizer, names).state()}
     saver.start(kept, step=1, epoch=0, metrics={}, background=False)
     ref = saver.finish()
     assert ref is not None
     state, _ = files.read(ref.path, ref.sha256, ranks.take)
-    _load_optimizer(fresh, names, state["optimizer"])
+    Kept(fresh, fresh, names).load(state["optimizer"])
     return fresh
 
 

@@ -157,8 +157,9 @@ class Trial:
         for (step, key), value in sorted(self.reporter.values.items()):
             if not key.startswith("time/") and not key.endswith("per_sec"):
                 sha.update(f"{step} {key} {'nan' if math.isnan(value) else struct.pack('<d', value).hex()}\n".encode())
-        for name, tensor in self.task.net.state_dict().items():
-            sha.update(name.encode() + tensor.cpu().numpy().tobytes())
+        for name, value in self.task.net.state_dict().items():
+            is_tensor = isinstance(value, torch.Tensor)
+            sha.update(name.encode() + (value.cpu().numpy().tobytes() if is_tensor else repr(value).encode()))
         return sha.hexdigest()
 
 

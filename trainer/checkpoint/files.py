@@ -178,18 +178,12 @@ def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
+    from trainer.runtime.tensors import same_bits  # and with it torch, which a function's trials may do without
+
     with safe_open(path, "pt") as file:
         return {*file.keys()} == tensors.keys() and all(
-            _same_bits(file.get_tensor(key), tensor) for key, tensor in tensors.items()
+            same_bits(file.get_tensor(key), tensor) for key, tensor in tensors.items()
         )
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Also of values that are NaN."""
-    import torch
-
-    alike = a.shape == b.shape and a.dtype == b.dtype
-    return alike and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
 
 
 def complete(

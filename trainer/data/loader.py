@@ -179,7 +179,7 @@ class Loader:
         on_event: Callable[..., None] = _ignore,
         least: int = 1,
     ) -> None:
-        data = _training_set(task)
+        data = training_set(task)
         self.sampler = Sampler(data, config, share, shares, least)
         self._config, self._on_event = config, on_event
         self.waited = 0.0
@@ -256,7 +256,7 @@ class Loader:
         self._reader.close()
 
 
-def _training_set(task: Task) -> Any:
+def training_set(task: Task) -> Any:
     """The task's training data. Raises DataError where it cannot be read by index, or is empty."""
     data = task.train_set()
     if isinstance(data, DataLoader | IterableDataset) or not hasattr(type(data), "__len__"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.data.cache import publish
 from trainer.errors import ConfigError, DataError
+
+_CUT = "\ud800"  # which no text holds, since it is no character
 
 
 class Tokenizer(Protocol):
@@ -35,14 +37,28 @@ class Bytes:
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
 
 
+def as_text(encode: Callable[[str], list[int]], text: str, end: int, spelling: str) -> list[int]:
+    """Returns the ids of `text`, where `spelling` ends no document: if `encode` takes it for the token `end`, it is cut
+    after its first character."""
+    ids = encode(text)
+    if end not in ids or len(spelling) < 2:
+        return ids
+    cut = text.replace(spelling, f"{spelling[0]}{_CUT}{spelling[1:]}")
+    return [number for piece in cut.split(_CUT) for number in encode(piece)]
+
+
 class BPE:
     """Byte-level byte-pair encoding, learnt by `BPE.train` and kept as the JSON of `tokenizers`; or any other tokenizer
-    of that library, `end_token` being what ends a document there."""
+    of that library, `end_token` being what ends a document there.
+
+    A text is data: where it spells a special token, it is encoded as any other characters are.
+    """
 
     END = "<|end|>"
 
     def __init__(self, tokenizer: Any, end_token: str = END) -> None:
         self._tokenizer, self.end_token = tokenizer, end_token
+        tokenizer.encode_special_tokens = True  # as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         end = tokenizer.token_to_id(end_token)
         if end is None:
@@ -88,7 +104,10 @@ class BPE:
         publish(Path(path), self._tokenizer.to_str().encode())
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        def encode(piece: str) -> list[int]:
+            return self._tokenizer.encode(piece, add_special_tokens=False).ids
+
+        return as_text(encode, text, self.end, self.end_token)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -123,6 +123,13 @@ class Replicas(Several):
         kept = self._low_rank.state(self._stacked)
         return mine | {"compression": kept if self.first else {"left_out": kept["left_out"]}}
 
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Each rank compiles its model for the shapes of its own batches."""
+        whole = super().whole(state)
+        if "compiled" in state:
+            whole |= {"compiled": [shapes for [shapes] in self.everyone(state["compiled"])]}
+        return whole
+
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
         if isinstance(tensor, DTensor):  # of `_stacked`
             return tensor.to_local(), [self.share, *[0] * (tensor.ndim - 1)]
@@ -131,7 +138,8 @@ class Replicas(Several):
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
         if self._low_rank is not None and "compression" in state:
             self._low_rank.load(state["compression"], self.share)
-        return state
+        shapes = state.get("compiled", [])
+        return state | {"compiled": [shapes[self.share]] if len(shapes) == self.shares else [[]]}
 
     def _stacked(self, tensor: Tensor) -> Tensor:
         """All replicas' on top of one another, of which this one holds its own."""

@@ -49,6 +49,7 @@ from trainer.errors import ConfigError, TrainerError
 from trainer.optim import build as optim
 from trainer.ranks import NO_GRADIENT, put_back, values_of
 from trainer.runtime.seeding import derive, seed_all
+from trainer.runtime.tensors import left_out
 from trainer.runtime.window import Window
 from trainer.task import Loss, Task
 
@@ -78,7 +79,7 @@ class Pipeline(Parts):
             parallelize(model, task, self.mesh["tensor"])
         self._stages = {i: Run(*stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
         keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
-        self._others = self._whole.state_dict().keys() - model.state_dict().keys()
+        self._others = _names(self._whole) - _names(model)
         if c.shard != "none":
             for stage in self._stages.values():
                 shard((*stage.owners(), stage), c, self.mesh["data"], self.device)
@@ -260,12 +261,14 @@ class Pipeline(Parts):
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's names all that the others save; theirs stays as it is."""
         self.beat()
-        model, kept = state["model"], state["optimizer"]["state"]
+        model, optimizer = state["model"], state["optimizer"]
+        parts = {"model": model, **{key: optimizer.get(key, {}) for key in ("state", "groups")}}
         stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
-        dist.gather_object(tree_map(outline, (model, kept)), stages, group=self._group, group_dst=0)
-        for others_model, others_kept in stages or []:
-            model, kept = others_model | model, others_kept | kept
-        return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
+        dist.gather_object(tree_map(outline, parts), stages, group=self._group, group_dst=0)
+        for others in stages or []:
+            parts = {key: others[key] | part for key, part in parts.items()}
+        optimizer |= {"state": parts["state"]} | ({"groups": parts["groups"]} if parts["groups"] else {})
+        return state | {"model": parts["model"], "optimizer": optimizer}
 
     def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:  # type: ignore[override]
         """Nothing of what other stages hold, which `part` leaves out."""
@@ -277,6 +280,11 @@ class Pipeline(Parts):
             for named in (state["model"], state["optimizer"]["state"])
         )
         return state | {"model": model, "optimizer": state["optimizer"] | {"state": kept}}
+
+
+def _names(model: nn.Module) -> set[str]:
+    """Returns the names of all that a checkpoint may hold of the model."""
+    return {*model.state_dict(), *(path for _, _, path, buffer in left_out(model) if buffer is not None)}
 
 
 class _Stage(nn.Module):

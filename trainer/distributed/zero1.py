@@ -15,7 +15,9 @@ from torch.utils._pytree import tree_map
 from trainer.config import OptimConfig
 from trainer.distributed.ddp import Replicas
 from trainer.distributed.group import outline
+from trainer.errors import ConfigError
 from trainer.optim import build as optim
+from trainer.optim.kept import same
 
 
 class Zero1(Replicas):
@@ -35,10 +37,15 @@ class Zero1(Replicas):
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         self.beat()
-        mine = self.own(state)
-        kept = mine["optimizer"]["state"]
+        mine = super().whole(state)
+        kept, groups = mine["optimizer"]["state"], mine["optimizer"].get("groups", {})
         of_all: list[Any] | None = [None] * self.ranks if self.first else None
-        dist.gather_object(tree_map(outline, kept), of_all, dst=0)
-        for others in of_all or []:
+        dist.gather_object((tree_map(outline, kept), groups), of_all, dst=0)
+        for others, theirs in of_all or []:
             kept = others | kept
+            if not same(groups, theirs):
+                raise ConfigError(
+                    f"{mine['optimizer']['of']} keeps numbers in its param_groups that differ from rank to rank, since "
+                    "under parallel.shard=zero1 each rank steps some of the parameters: use shard=none."
+                )
         return mine | {"optimizer": mine["optimizer"] | {"state": kept}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -29,6 +30,7 @@ FIXES = {
     "one JSON array": "write each of its objects on a line, such as by `jq -c '.[]'`",
     "one JSON object over several lines": "write each object on one line, such as by `jq -c .`",
 }
+COMMA = "ends in a comma: JSON Lines hold an object on each line and nothing between them; remove it there"
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -52,6 +54,18 @@ def refuse_other(file: Path, kind: str) -> None:
         raise DataError(
             f"{file} begins with {text.splitlines()[0][:40]!r}: JSON Lines hold a JSON object on each line."
         )
+
+
+def ends_in_comma(line: str) -> bool:
+    """Tells whether a line is JSON but for a comma at its end."""
+    text = line.strip()
+    if not text.endswith(","):
+        return False
+    try:
+        json.loads(text[:-1])
+    except ValueError:
+        return False
+    return True
 
 
 def refuse_other_separator(file: Path, columns: list[str], required: tuple[str, ...]) -> None:

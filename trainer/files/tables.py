@@ -102,8 +102,8 @@ class Source:
             return
         for row, value in enumerate(self.table[name].to_pylist()):
             try:
-                float(value if value is not None else "nan")
-            except (TypeError, ValueError) as error:
+                pa.scalar(value.strip() if isinstance(value, str) else value).cast(pa.float64())  # float() takes 1_000
+            except pa.ArrowException as error:
                 raise DataError(f"{self.place(row, name)} is {str(value)[:40]!r}: it must be a number.") from error
         raise DataError(f"{self.path}, column {name!r} is stored as {kind}: store it as numbers.")
 
@@ -190,6 +190,9 @@ def _read_json(file: Path, texts: Sequence[str]) -> pa.Table:
             table = pyarrow.json.read_json(file, options, pyarrow.json.ParseOptions(explicit_schema=schema))
         return table
     except pa.ArrowException as error:
+        with file.open(encoding="utf-8-sig") as lines:
+            if number := next((n for n, line in enumerate(lines, 1) if formats.ends_in_comma(line)), None):
+                raise DataError(f"{file} row {number} {formats.COMMA}.") from error
         reason = _first_line(error)
         row = re.search(r" in row (\d+)$", reason)
         where = f" {_row(file, int(row[1]) + 1, formats.JSON_LINES)}" if row else ""

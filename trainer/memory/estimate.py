@@ -44,6 +44,7 @@ from trainer.optim.lookahead import Lookahead
 from trainer.optim.sam import Sam
 from trainer.ranks import ALONE, Solo
 from trainer.runtime.device import pick_device
+from trainer.runtime.tensors import OF_LAZY
 from trainer.task import Loss, Task, built, checked
 
 
@@ -363,6 +364,11 @@ def plan(
             raise ConfigError(
                 "Task.model() converts its model, by .to() or .double() say, which no estimate of memory can follow: "
                 "make the layers so, or leave train.memory_limit out and set train.micro_batch_size to a number."
+            ) from error
+        if OF_LAZY in str(error):
+            raise ConfigError(
+                f"{type(task).__name__} has lazy layers, whose sizes no estimate of memory knows: give them their "
+                "sizes, or leave train.memory_limit out and set train.micro_batch_size to a number."
             ) from error
         if config.parallel.ranks == 1:
             raise

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.errors import ConfigError
+from trainer.runtime.tensors import OF_LAZY
 from trainer.task import Task, built
 
 # Teraflops of dense products by the vendor's data sheets, for devices whose name contains the word; fp16 is as bf16.
@@ -44,6 +45,13 @@ def full_rate(
     except DataDependentOutputException as error:
         raise ConfigError(
             f"the loss looks at values, so its operations cannot be counted: leave train.peak_tflops out ({error})."
+        ) from error
+    except RuntimeError as error:
+        if OF_LAZY not in str(error):
+            raise
+        raise ConfigError(
+            f"{type(task).__name__} has lazy layers, whose operations cannot be counted: give them their sizes, or "
+            "leave train.peak_tflops out."
         ) from error
     if per_sample == 0:
         raise ConfigError("the model has no products to count: leave train.peak_tflops out.")

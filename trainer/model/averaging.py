@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from trainer.config import AverageConfig
 from trainer.errors import ConfigError
+from trainer.runtime.saved import Saved
 
 
 class Average:
@@ -35,6 +36,7 @@ class Average:
         if config.name == "none":
             return
         self._averaged = _copy(model, config)
+        self._saved = Saved(self._averaged)
         now = list(zip(_moving(self._averaged), _moving(model), strict=True))
         # An infinity, as a mask has, less itself is NaN; whole numbers have no mean.
         self._blended = [(a, w) for a, w in now if _has_mean(w) and bool(w.isfinite().all())]
@@ -73,7 +75,12 @@ class Average:
     @property
     def model(self) -> nn.Module:
         """What is to be evaluated: the average, once there is one."""
-        return self._averaged if self._averaged is not None and self._begun else self._model
+        if self._averaged is None or not self._begun:
+            return self._model
+        for average, module in zip(self._averaged.modules(), self._model.modules(), strict=True):
+            if type(module).set_extra_state is not nn.Module.set_extra_state:  # which has no mean
+                average.set_extra_state(deepcopy(module.get_extra_state()))
+        return self._averaged
 
     def state(self) -> dict[str, Any] | None:
         """As `TrainState.state_dict` has it; before the first update there is nothing to keep."""
@@ -81,7 +88,7 @@ class Average:
             return None
         return {
             "updates": int(self._updates),
-            "model": self._averaged.state_dict(keep_vars=True) if self._begun else {},
+            "model": self._saved.state() if self._begun else {},
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -89,7 +96,7 @@ class Average:
         if self._averaged is not None and state is not None:
             self._updates, self._begun = state["updates"], bool(state["model"])
             if self._begun:
-                self._averaged.load_state_dict(state["model"])
+                self._saved.load(state["model"])
 
 
 def _has_mean(tensor: Tensor) -> bool:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader, to_device
@@ -27,12 +28,17 @@ def least_pass(model: nn.Module) -> int:
 def buffers_held(model: nn.Module) -> Iterator[None]:
     """Passes inside leave the buffers as they found them, also those that they put anew."""
     modules = [module for module in model.modules() if module._buffers]
-    kept = [(one, name, b, b.clone()) for one in modules for name, b in one._buffers.items() if b is not None]
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in modules
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
     try:
         yield
     finally:
-        for one, name, buffer, value in kept:
-            one._buffers[name] = buffer.copy_(value)
+        for module, name, buffer, value in kept:
+            module._buffers[name] = buffer.copy_(value)
 
 
 def check_passes(task: Task, model: nn.Module, loader: Loader, config: TrainConfig, device: torch.device) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +13,26 @@ Weights = Mapping[str, Tensor]
 
 
 def same_architecture(a: Weights, b: Weights) -> bool:
-    """Whether both hold the same names, shapes and types."""
-    return a.keys() == b.keys() and all(a[k].shape == b[k].shape and a[k].dtype == b[k].dtype for k in a)
+    """Tells whether both hold the same names, shapes and types."""
+    return a.keys() == b.keys() and all(_kind(a[k]) == _kind(b[k]) for k in a)
+
+
+def _kind(value: Any) -> Any:
+    """Returns a tensor's shape and type, or what another value, a module's extra state, is."""
+    return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
 
 
 def mean(members: Sequence[Weights]) -> dict[str, Tensor]:
-    """The mean of each floating-point tensor, summed in float64; of others, such as counters, the first member's.
+    """Returns the mean of each floating-point tensor, summed in float64; of other values, such as counters, the first
+    member's.
 
     Batch norm's statistics are averaged like weights.
     """
     first = members[0]
     return {
-        name: torch.stack([one[name].double() for one in members]).mean(dim=0).to(tensor.dtype)
-        if tensor.is_floating_point()
-        else tensor.clone()
+        name: torch.stack([weights[name].double() for weights in members]).mean(dim=0).to(tensor.dtype)
+        if isinstance(tensor, Tensor) and tensor.is_floating_point()
+        else deepcopy(tensor)
         for name, tensor in first.items()
     }
 

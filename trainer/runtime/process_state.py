@@ -2,7 +2,7 @@
 
     with kept() as process:
         ...  # a trial, which may change any of `ENTRIES`
-    process.lasting  # the names of those that could not be undone
+    process.lasting  # the names of the changes that could not be undone
 
 Nothing is imported for it: a library that is not loaded has nothing to restore. What a module sets while it is imported
 stays, since no later import of it would set that again.
@@ -136,7 +136,7 @@ class _Imports:
             sys.meta_path.insert(0, self)
 
     def leave(self, snapshot: Snapshot) -> None:
-        self._followers = [one for one in self._followers if one is not snapshot]
+        self._followers = [follower for follower in self._followers if follower is not snapshot]
         if not self._followers and self in sys.meta_path:
             sys.meta_path.remove(self)
 

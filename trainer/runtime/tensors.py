@@ -15,6 +15,8 @@ from trainer.errors import TrainerError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+OF_LAZY = "subclass UninitializedParameter"  # torch's words where a lazy layer is made of fake tensors
+
 
 def divided(tensor: Any) -> TypeGuard[DTensor]:
     """Whether it is a DTensor. Until something has imported those, which takes 0.6 s of a processor, nothing is."""
@@ -34,7 +36,7 @@ def settle(model: nn.Module) -> nn.Module:
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             module.sparse = False
         for name, buffer in module._buffers.items():
-            if buffer is not None and _expanded(buffer):
+            if buffer is not None and not nn.parameter.is_lazy(buffer) and _expanded(buffer):
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone().contiguous())
     for p in model.parameters():
         if not nn.parameter.is_lazy(p) and _expanded(p):
@@ -46,6 +48,26 @@ def settle(model: nn.Module) -> nn.Module:
                 "type, or register it as a buffer with persistent=False."
             )
     return model
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Tells whether two tensors are equal to the bit, so that NaN equals NaN and 0.0 differs from -0.0."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    local = (x.to_local() if divided(x) else x for x in (a, b))
+    return torch.equal(*(x.detach().cpu().contiguous().flatten().view(torch.uint8) for x in local))
+
+
+def left_out(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor | None]]:
+    """Yields (module, its name for it, the model's name for it, buffer) for each buffer that state_dict leaves out.
+
+    A buffer that no checkpoint can hold is passed over.
+    """
+    for prefix, module in model.named_modules():
+        for name in sorted(module._non_persistent_buffers_set):
+            buffer = module._buffers.get(name)
+            if buffer is None or not (nn.parameter.is_lazy(buffer) or _unsavable(buffer)):
+                yield module, name, f"{prefix}.{name}" if prefix else name, buffer
 
 
 def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

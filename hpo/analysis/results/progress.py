@@ -19,6 +19,8 @@ from hpo.space.trial_config import TrialShape
 from hpo.space.trial_state import TERMINAL_STATES, UNSETTLED
 from hpo.text import command, counted, near, spelled
 
+_REASONS = ("unsaved_attributes", "compiled_shapes", "compiled_again")  # events whose reason says all
+
 
 @dataclass
 class Trial:
@@ -223,7 +225,7 @@ class Progress:
 
     def remarks(self) -> Iterator[str]:
         """What befell trials that went on all the same."""
-        kinds = ("warmup_not_over", "unread_options", "gpu_not_measured", "skipped_step")
+        kinds = ("warmup_not_over", "unread_options", "gpu_not_measured", "skipped_step", *_REASONS)
         found = self._ledger.look(lambda connection: progress_queries.befell(connection, self._id, kinds))
         if cold := found.get("warmup_not_over"):
             yield (
@@ -235,6 +237,8 @@ class Progress:
             yield f"in {counted(unread.trials, 'trial')} not all was read of what is set: {why}"
         if unmeasured := found.get("gpu_not_measured"):
             yield unmeasured.reason or ""
+        for befallen in (found[kind] for kind in _REASONS if kind in found):
+            yield f"in {counted(befallen.trials, 'trial')} {(befallen.reason or '').rstrip('.')}"
         if skipped := found.get("skipped_step"):
             yield (
                 f"in {counted(skipped.trials, 'trial')} steps were skipped whose loss or gradient was not finite: "

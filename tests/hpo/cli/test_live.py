@@ -496,6 +496,7 @@ def test_the_summary_counts_skipped_steps_and_long_warmups(ledger):
     for number, state in enumerate(("complete", "complete", "pruned", "infeasible")):
         trial = put_trial(ledger, number, state, (0.5,))
         kinds = ["skipped_step"] * 2 * (number > 0) + ["warmup_not_over", "unread_options"] * (number == 0)
+        kinds += ["compiled_shapes"] * (number < 2)
         with ledger.write() as connection:
             study = connection.execute(select(studies.c.id)).scalar_one()
             for i, kind in enumerate(kinds):
@@ -508,6 +509,8 @@ def test_the_summary_counts_skipped_steps_and_long_warmups(ledger):
     (cold,) = (line for line in said if "warmup" in line)
     assert cold.startswith("in 1 trial the warmup was longer than the run")
     (unread,) = (line for line in said if "not all was read" in line)
+    (shapes,) = (line for line in said if line.startswith("in 2 trials train.average"))  # the reason as it is
+    assert shapes.endswith("train.average.name=ema")
     assert unread.startswith("in 1 trial not all was read of what is set: train.average.decay=0.5 is read only with")
 
 

@@ -144,13 +144,13 @@ def test_a_changed_loss_of_atft_drifts_atft_alone(monkeypatch):
     changed = Change("study atft", 2, "0.3.0", "its loss weighs days by their stocks", keeps_previous=False)
     monkeypatch.setattr(behaviour, "CHANGES", (*CHANGES, changed))
     clauses = {}
-    for reference in ("atft", "mlp", "convnet", "gpt"):
+    for reference in ("atft", "mlp", "convnet"):
         begun = dict.fromkeys(used(reference, "random"), 1)
         clauses[reference] = drift({"behaviour": begun}, identity_of(reference, "asha", begun))
     assert clauses.pop("atft") == [
         "study atft changed from version 1 to 2 (since release 0.3.0 its loss weighs days by their stocks)"
     ]
-    assert clauses == {"mlp": [], "convnet": [], "gpt": []}
+    assert clauses == {"mlp": [], "convnet": []}
 
 
 def test_a_version_of_a_later_release_is_told_as_such():

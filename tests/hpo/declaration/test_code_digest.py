@@ -187,6 +187,7 @@ def test_a_digest_of_an_earlier_release_is_the_studys_to_the_byte(tmp_path):
 
 def test_of_a_study_it_is_the_same_under_every_python(tmp_path):
     """As Python 3.11 computes it: a study goes on under a later one, whose trees have other fields."""
-    (tmp_path / "study.py").write_text("class A:\n    xs = []\n\n    def f(self, *, y=None):\n        return f'{y!r:>{2}}'\n")
+    source = "class A:\n    xs = []\n\n    def f(self, *, y=None):\n        return f'{y!r:>{2}}'\n"
+    (tmp_path / "study.py").write_text(source)
     statements = code_digest.of_study(tmp_path / "study.py").split(":")[1]
     assert statements == "7bbce6627c144d06775631c5cb5dcd1b858258fe50776b5895efafed9161bf0c"

@@ -87,6 +87,15 @@ CONFIG = Config()
         ("model.tag=7", 7),
         ("model.tag=seven", "seven"),
         ("model.scales.price=0.5", 0.5),
+        ("model.tag=\n\n", "\n\n"),
+        ("model.tag=\t", "\t"),
+        ("model.tag=\n---\n", "\n---\n"),
+        ("train.resume_from=one\n two\n", "one\n two\n"),
+        ("train.resume_from='one\n\n  two'", "one\ntwo"),
+        ("train.resume_from= one ", "one"),
+        ("train.resume_from= 5 ", "5"),
+        ("train.num_epochs = 5\n", 5),
+        ("model.layers=[1,\n 2]", [1, 2]),
     ],
 )
 def test_override_is_read_by_the_type_of_its_field(text, expected):

@@ -98,6 +98,52 @@ def test_a_fresh_policy_is_its_reference():
     assert it.loss(model, batch).sum.item() / 4 == pytest.approx(math.log(2))
 
 
+@pytest.fixture(scope="module")
+def dropping(tmp_path_factory) -> str:
+    """A model over bytes whose own layers drop out, as GPT-2's do by default."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    path, sizes = tmp_path_factory.mktemp("models"), {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(vocab_size=257, **sizes)).save_pretrained(path)
+    return str(path)
+
+
+def of_dropping(path: str, **overrides: Any) -> DpoTask:
+    given = {"model.path": path, "model.tokenizer": "bytes", "model.modules": "c_attn", "data.generated": 40}
+    return task(**given, **overrides)
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "kto"])
+def test_the_reference_never_drops_out(name, dropping):
+    """And while neither does the policy, which is its reference at first, the loss is that of no difference."""
+    it = of_dropping(dropping, **{"loss.name": name, "model.dropout": 0.0})
+    model = it.model().train()
+    batch = it.train_set().__getitems__(range(8))
+    first, second = (reference_log_probs(model, batch["chosen"], batch["chosen_labels"]) for _ in range(2))
+    assert torch.equal(first, second)
+    loss = it.loss(model, batch)
+    at_first = {"dpo": math.log(2), "ipo": (1 / (2 * it.config.loss.beta)) ** 2, "kto": 0.5}
+    assert loss.sum.item() / float(loss.count) == pytest.approx(at_first[name], rel=1e-5)
+    assert all(module.training for module in model.modules())
+
+
+def test_ktos_reference_point_does_not_drop_out(dropping):
+    it = of_dropping(dropping, **{"loss.name": "kto", "model.dropout": 0.5, "model.base_dropout": 0.5})
+    model = perturbed(it).train()
+    first, second = (it._ratios(model, it.train_set().__getitems__(range(8))) for _ in range(2))
+    assert torch.equal(first["other"][0], second["other"][0])
+    assert not torch.equal(first["chosen"][0], second["chosen"][0])
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(None, 0.1), (0.0, 0.0), (0.3, 0.3)])
+def test_the_bases_own_dropout_is_set(rate, expected, dropping):
+    model: Any = of_dropping(dropping, **{"model.base_dropout": rate}).model()
+    rates = {module.p for name, module in model.named_modules() if type(module).__name__ == "Dropout"}
+    assert rates - {0.05} == {expected}  # but for the adapters'
+    assert model.config.resid_pdrop == expected
+
+
 def test_answers_are_drawn_from_the_model():
     """As often as it says: the first letter of many answers, and each answer up to its end."""
     model, prompt = base_model(ModelConfig()), [*b"abcd?"]

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from hpo import load
+from hpo.space.config import parse_override
 from studies.gpt.check import check
 from studies.gpt.config import LONGEST, Config, CorpusConfig, DataConfig, MixPhase
 from studies.gpt.corpus import prepare
@@ -88,6 +90,27 @@ def test_a_directory_and_a_table_are_texts_too(tmp_path):
     table = prepare(data(path=str(tmp_path / "t.jsonl"), block_size=16))["target"]
     assert table["train"].documents[7] == b"row 7 has words"
     assert [len(table[part].documents) for part in ("train", "val", "test")] == pytest.approx([90, 5, 5], abs=1)
+
+
+def test_a_document_that_spells_the_end_is_one_document(tmp_path):
+    text = "the token <|end|> ends a document. " * 40
+    (tmp_path / "a.txt").write_text(text)
+    given = {"path": str(tmp_path / "a.txt"), "tokenizer": "bpe", "vocab_size": 300, "block_size": 8}
+    tokens = Tokens(data(**given), tmp_path / "shared")
+    parts = ("train", "val", "test")
+    assert [tokens.files["target", part].num_documents for part in parts] == [1, 1, 1]
+    ids = [token for part in parts for token in tokens.files["target", part][:].tolist()[1:-1]]
+    assert tokens.tokenizer.decode(ids) == text and tokens.tokenizer.end not in ids
+
+
+@pytest.mark.parametrize("separator", ["\n\n", "\n---\n", "\t", " "])
+def test_a_separator_is_given_on_the_command_line_as_it_is(separator, tmp_path):
+    (tmp_path / "a.txt").write_text(separator.join(f"document-{i}." * 9 for i in range(99)))
+    overrides = dict(parse_override(f"{path}={value}") for path, value in (
+        ("data.path", tmp_path / "a.txt"), ("data.separator", separator), ("data.block_size", 16)
+    ))  # fmt: skip
+    corpus = prepare(load("gpt").configure(overrides).config.data)
+    assert sum(len(part.documents) for part in corpus["target"].values()) in (99, 100, 101)  # two of which are cut
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from hpo.storage.home import Home
 from studies._lm import adapter, base
 from studies._lm.adapter import adapted
 from studies._lm.base import base_model
-from studies._lm.config import PROJECTIONS, ModelConfig, check_modules
+from studies._lm.config import PROJECTIONS, DataConfig, ModelConfig, check_modules
 from studies._lm.exported import save_adapter
 from studies._lm.records import split
 from studies._lm.text import IGNORED, padded, tokens_of
@@ -81,11 +81,11 @@ def directory(tmp_path_factory) -> Path:
 
 
 def test_only_responses_are_learnt():
-    sample = tokens_of(Bytes(), "ab: ", "AB", 64)
+    sample = tokens_of(Bytes(), "ab: ", "AB", DataConfig())
     assert sample["tokens"].tolist() == [*b"ab: AB", Bytes.end]
     assert sample["labels"].tolist() == [*[IGNORED] * 4, *b"AB", Bytes.end]
-    assert tokens_of(Bytes(), "ab: ", "AB", 5)["labels"].tolist() == [*[IGNORED] * 4, *b"A"]
-    batch = padded([sample, tokens_of(Bytes(), "a", "b", 64)], Bytes.end).__getitems__([0, 1])
+    assert tokens_of(Bytes(), "ab: ", "AB", DataConfig(max_length=5))["labels"].tolist() == [*[IGNORED] * 4, *b"A"]
+    batch = padded([sample, tokens_of(Bytes(), "a", "b", DataConfig())], Bytes.end).__getitems__([0, 1])
     assert batch["labels"][1].tolist() == [IGNORED, ord("b"), Bytes.end, *[IGNORED] * 4]
 
 
@@ -365,6 +365,11 @@ LINES = [json.dumps({"prompt": f"say {i}", "response": str(i)}) for i in range(4
         ([*LINES, "[1]"], ["line 5 holds list"]),
         ([*LINES, '{"prompt": "a", "response": 3}'], ["line 5: response is 3", "text that is not empty"]),
         ([LINES[0]], ["holds one record", "at least 2"]),
+        ([LINES[0] + ",", LINES[1] + ","], ["line 1 ends in a comma", "nothing between them; remove it there"]),
+        (
+            [*LINES, '{"prompt": "b", "response": "y \\ud83d z"}'],
+            ["line 5: response holds \\ud83d, one half of a surrogate pair: write both halves"],
+        ),
     ],
 )
 def test_records_that_cannot_be_used(home, tmp_path, lines, words):
@@ -384,6 +389,8 @@ def test_records_that_cannot_be_used(home, tmp_path, lines, words):
         ("model.tokenizer=bytes", ["tokenizer is read only with path"]),
         ("model.modules=foo", ["model.modules=foo names no linear layers of the model", "give of down_proj, "]),
         ("data.max_length=12", ["the prompt '", "tokens and data.max_length is 12"]),
+        ("data.template=Q: {prompt}", ["template='Q: {prompt}' holds not {prompt} and then {response}"]),
+        ("data.template={response}{prompt}", ["holds not {prompt} and then {response}, each of them once"]),
     ],
 )
 def test_settings_that_cannot_be_used(home, override, words):

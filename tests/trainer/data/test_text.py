@@ -46,6 +46,42 @@ def test_bpe_learns_and_is_kept(bpe, tmp_path):
         assert other.encode("the quick déjà") == bpe.encode("the quick déjà")
 
 
+SPELT = ["the token <|end|> ends a document", "<|end|>", "<|end|><|end|>", "<|end|", "<<|end|>>", "\0<|end|>"]
+
+
+@LIBRARY
+@pytest.mark.parametrize("text", SPELT)
+def test_the_spelling_of_the_end_is_text(bpe, text, tmp_path):
+    bpe.save(tmp_path / "bpe.json")
+    for tokenizer in (bpe, BPE.load(tmp_path / "bpe.json"), pickle.loads(pickle.dumps(bpe)), Bytes()):
+        ids = tokenizer.encode(text)
+        assert tokenizer.end not in ids and tokenizer.decode(ids) == text
+
+
+@LIBRARY
+@pytest.mark.parametrize("text", [text.replace("<|end|>", "</s>") for text in SPELT])
+def test_the_spelling_of_any_token_that_ends_is_text(text):
+    """Also of one that is not special there, or that the pairs themselves lead to."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    joined = {letter: i for i, letter in enumerate(sorted(letters))} | {"</": 256, "s>": 257, "</s>": 258}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    for vocabulary, pairs, added in (
+        (joined, merges, None),
+        ({k: v for k, v in joined.items() if v < 256}, [], AddedToken("</s>", special=False)),
+        ({k: v for k, v in joined.items() if v < 256}, [], AddedToken("</s>", special=True)),
+    ):
+        tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        if added is not None:
+            tokenizer.add_tokens([added])
+        bpe = BPE(tokenizer, "</s>")
+        ids = bpe.encode(text)
+        assert bpe.end not in ids and bpe.decode(ids) == text
+
+
 @LIBRARY
 def test_what_is_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "bad.json").write_text("{}")
