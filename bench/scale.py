@@ -70,8 +70,7 @@ def driven(
     home: Any, strategy: str, trials: int, executor: Any, clocked: Clocked | None = None, **overrides: Any
 ) -> None:
     """Drive the study until it has so many trials, as `hpo run` does without its mirror."""
-    from rich.console import Console
-
+    from hpo.cli.console import Console
     from hpo.cli.live import View
     from hpo.driver.loop import Driver
     from hpo.driver.proposer import LedgerProposer
