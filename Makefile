@@ -85,7 +85,7 @@ train-optimized:  ## train the best configuration, never stopped early
 
 ##@ Set up
 
-hpo-setup:  ## install what searches need; EXTRAS='ray postgres s3' too
+hpo-setup:  ## install what searches need; more: EXTRAS='ray s3'
 
 ##@ More ways to train
 
@@ -179,7 +179,7 @@ format:  ## bring code into the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## write lock.txt anew after pyproject.toml changed; UPGRADE=1: newest
+lock:  ## write lock.txt anew; newest versions: UPGRADE=1
 	$(BIN)/python tools/make_lock.py $(if $(UPGRADE),--upgrade)
 
 bench:  ## measure what the README claims on this machine
