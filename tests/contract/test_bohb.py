@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import optuna
 from optuna.trial import TrialState, create_trial
+from proposed import as_proposed
 from rounds import rounds
 
 from hpo import Choice, Float, Objective
@@ -25,7 +26,7 @@ RUNGS = (1, 3, 9)
 
 def drawn(number):
     """What a draw at random would be."""
-    return make_sampler("random", SPACE, ONE, SEED).ask(number).coordinates
+    return as_proposed(SPACE, make_sampler("random", SPACE, ONE, SEED).ask(number).coordinates)
 
 
 def told(number, epoch, state="paused", loss=None):
@@ -62,7 +63,7 @@ def optunas(records, rung, number):
             )
         )
     study.sampler = optuna.samplers.TPESampler(seed=ask_seed(SEED, number) % 2**32, n_startup_trials=1)
-    return study.ask(distributions).params
+    return as_proposed(SPACE, study.ask(distributions).params)
 
 
 def guided(records, objectives=ONE):
