@@ -41,6 +41,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 warm.install(always_cold=os.environ.get("HPO_COLD") == "1")
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
     del os.environ[_name]
+for _name in (
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+    "PYTHON",
+):  # of the `make test` that runs this, not of a make in a test
+    os.environ.pop(_name, None)
 
 
 LONGEST_NAME = 70

@@ -17,12 +17,13 @@ from torch.nn.functional import cross_entropy
 from trainer.checkpoint.store import Changes, CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
+from trainer.errors import Stopped
 from trainer.loop import fit
 from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
 from trainer.task import Loss, Task
 
 
-class Killed(BaseException):
+class Killed(Stopped):
     """Stands for SIGKILL: nothing in the trainer may catch it, and all of the attempt's memory is dropped."""
 
 

@@ -76,4 +76,4 @@ def test_it_needs_the_standard_library_alone_and_may_be_copied(tmp_path):
 def test_importing_it_loads_nothing_of_the_platform():
     code = "import sys, hpo.client; print([name for name in sys.modules if name.startswith(('hpo', 'trainer'))])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "['hpo', 'hpo.client']"
+    assert ran.stdout.strip() == "['hpo.version', 'hpo', 'hpo.client']"

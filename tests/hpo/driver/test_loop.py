@@ -560,8 +560,11 @@ def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, 
         assert (spec.sampler, spec.sampler_options) == (sampler or "tpe", options)
     drive(home, trials=1, reference=str(fragile))
     fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
-    text = refused(hpo("run", "--study", str(fragile), "--sampler", "tpe", "--trials", "2", home=home), 2)
-    assert re.search(r'sampler changed from \{"n_startup_trials": 3, .* to \{"n_startup_trials": 4, ', text)
+    spec = declare(RunRequest(home, reference=str(fragile), sampler="tpe"), Ledger(home.storage), workers=1).spec
+    assert spec.sampler_options == {"n_startup_trials": 3}, "a begun study keeps its options"
+    changed = RunRequest(home, reference=str(fragile), sampler={"name": "tpe", "n_startup_trials": 4})
+    with pytest.raises(DriftError, match=r'sampler changed from .*"n_startup_trials": 3.* to .*"n_startup_trials": 4'):
+        drive(home, trials=2, reference=changed.reference, sampler=changed.sampler)
 
 
 # Drift of the space

@@ -282,6 +282,6 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     found = {row["number"]: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
     made = proposer.LedgerProposer(ledger, resolved, driver._curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
-    assert live._curves == made._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
+    assert live._sampler._curves == made._sampler._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()
     ledger.close()
