@@ -31,6 +31,10 @@ sum = $$(printf '%s\n' "$$HPO_ARGS" | sed -E 's/(^| +)--($(WHERE))[ =]+[^ ]+//g;
 ONE_HOME = $(foreach flag,home storage,$(if $(filter --$(flag) --$(flag)=%,$(HPO_ARGS)),$(error --$(flag) in HPO_ARGS is not \
 seen by all commands of this target: give HPO_$(if $(filter home,$(flag)),HOME,STORAGE)=... instead)))
 
+DIST ?= dist
+# What an SBOM lists: extras of pyproject.toml, with a build of PyTorch.
+SHIPPED ?= base train ui plots text report serve postgres s3 metrics torch-cuda
+
 # Two processes, the second of which takes over what the first has not begun.
 SHARED := -q -n 2 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(SHARED)
@@ -42,7 +46,7 @@ LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" 
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
 	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow test-gpu coverage golden prose mutations \
-	lint format lock bench clean
+	canary lint format lock wheel sbom licences sign bench clean
 
 help:
 	@awk -F':.*## ' '/^##@ /{print "\n" substr($$0, 5)} /^[a-z-]+:.*## /{printf "  %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +63,7 @@ test test-fast test-slow test-gpu coverage golden prose mutations bench: $(call 
 lint format: $(call sets,lint)
 docs: $(call sets,docs)
 lock: $(call sets,lock)
+wheel sbom licences: $(call sets,supply)
 
 ##@ First, for example: make hpo-run HPO_STUDY=mlp HPO_TRIALS=20
 
@@ -160,8 +165,11 @@ coverage:  ## measure the branches that `make test` covers
 golden:  ## show changed digests, help, names; record: ACCEPT=1
 	$(BIN)/python tests/golden/update.py $(if $(ACCEPT),--accept)
 
-prose:  ## lower tests/docs/prose.json to today's counts
+prose:  ## print each place that is not plain English
 	$(BIN)/python tests/helpers/prose.py
+
+canary:  ## run a short suite on the newest versions
+	$(or $(PYTHON),python3) tools/canary.py $(ONLY)
 
 mutations:  ## plant known defects; the test named in each must fail
 	$(BIN)/python tests/mutations/run.py
@@ -181,6 +189,26 @@ format:  ## bring code into the project's style
 
 lock:  ## write lock.txt anew; newest versions: UPGRADE=1
 	$(BIN)/python tools/make_lock.py $(if $(UPGRADE),--upgrade)
+
+wheel:  ## build a wheel, in dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+
+sbom:  ## list what lock.txt installs, as CycloneDX in dist/
+	mkdir -p $(DIST)
+	$(BIN)/python tools/setup_env.py --list $(SHIPPED) | $(BIN)/python -W ignore -m cyclonedx_py requirements \
+		--pyproject pyproject.toml --output-reproducible --output-file $(DIST)/sbom.json -
+
+licences:  ## list the licences of what .venv holds, in dist/
+	mkdir -p $(DIST)
+	$(BIN)/python -m piplicenses --python $(BIN)/python --with-system --from mixed --with-urls --format csv \
+		--output-file $(DIST)/licences.csv
+
+# Whoever has the public key checks with `ssh-keygen -Y verify` (SECURITY.md).
+sign:  ## sign the checksums of dist/ with an SSH key: KEY=FILE
+	@test -f "$(KEY)" || { echo "KEY=$(KEY) is not a file: give the private key, as in make sign KEY=~/.ssh/release" >&2; exit 2; }
+	@ls $(DIST)/*.whl >/dev/null 2>&1 || { echo "$(DIST) has no wheel: make wheel builds one" >&2; exit 2; }
+	cd $(DIST) && sha256sum $$(ls | grep -v '^SHA256SUMS') > SHA256SUMS && rm -f SHA256SUMS.sig
+	ssh-keygen -Y sign -f "$(KEY)" -n hpo $(DIST)/SHA256SUMS
 
 bench:  ## measure what the README claims on this machine
 	$(BIN)/python bench/overhead.py

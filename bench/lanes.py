@@ -66,7 +66,7 @@ def by_fit(config: TrainConfig) -> Iterator[None]:
 
 def group(configs: Sequence[TrainConfig], watch: Stopwatch) -> None:
     def commit(reports: Sequence[tuple[Any, Report]], wait: bool) -> list[Any]:
-        return [reporter.report(**vars(report)) for reporter, report in reports]
+        return [reporter.report(report) for reporter, report in reports]
 
     with tempfile.TemporaryDirectory() as directory, Group(configs[0], commit) as lanes:
         for number, config in enumerate(configs):

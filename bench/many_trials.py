@@ -9,8 +9,10 @@ from typing import Any
 
 from sqlalchemy import insert
 
+from hpo.declaration import content
 from hpo.declaration.references import load
-from hpo.ledger import Ledger, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 EPOCHS, STEPS, BATCH = 50, 20, 2000
@@ -45,7 +47,12 @@ def write(home: Home, count: int, name: str = "many", seed: int = 0, workers: in
     }
     with ledger.write() as connection:
         row = {"name": name, "uid": f"{seed:032}", "created_at": 0.0, "state": "complete", "requested": count}
-        row |= {"spec": spec, "identity": study.identity(), "environment": environment, "seconds_used": 60.0 * count}
+        row |= {
+            "spec": spec,
+            "identity": content.identity(study),
+            "environment": environment,
+            "seconds_used": 60.0 * count,
+        }
         study_id = connection.execute(insert(tables.studies).values(row).returning(tables.studies.c.id)).scalar_one()
         for i in range(workers):
             worker = {"id": f"{seed}w{i}", "host": "box", "pid": 100 + i, "pid_started": "x", "slots": 1}

@@ -54,7 +54,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
     from hpo.ledger import leases
     from hpo.ledger.process_id import Process
     from hpo.tracking.mirror import GRACE, LEASE_TIMEOUT, Mirror
-    from hpo.tracking.mlflow_sqlite import open_mlflow
+    from hpo.tracking.mlflow.sqlite import open_mlflow
 
     home, ledger, drive = _study(directory)
     tracker, clock = open_mlflow(home.tracking_uri, home.artifacts), SystemClock()
@@ -74,7 +74,7 @@ def ours(directory: Path) -> Callable[[int], dict[str, float]]:
 
 def product(directory: Path) -> Callable[[int], dict[str, float]]:
     """Seconds of `hpo run --executor inline` for so many trials, from the declaration to a mirror that has drained."""
-    from hpo.driver.request import RunRequest
+    from hpo.driver.request import request_of
     from hpo.driver.run import run as search
     from hpo.storage.home import Home
 
@@ -84,7 +84,7 @@ def product(directory: Path) -> Callable[[int], dict[str, float]]:
         nonlocal done
         done += trials
         started = time.perf_counter()
-        request = RunRequest(home, reference=STUDY, trials=done, executor="inline")
+        request = request_of(home, reference=STUDY, trials=done, executor="inline")
         result = search(request, lambda *_: lambda notice: None)
         assert result.state == "complete" and result.behind == 0, result
         return {"run": time.perf_counter() - started}
@@ -125,7 +125,7 @@ def _study(
 ) -> tuple[Home, Ledger, Callable[[int], float]]:
     """A home for the study that trains nothing, and how to drive so many more trials of it: the seconds it took."""
     from hpo.driver.loop import Driver
-    from hpo.driver.request import DriverOptions, RunRequest
+    from hpo.driver.request import DriverOptions, request_of
     from hpo.driver.resolve import declare
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
@@ -138,7 +138,7 @@ def _study(
     def drive(trials: int) -> float:
         nonlocal done
         done += trials
-        resolved = declare(RunRequest(home, reference=reference, overrides=overrides or {}), ledger, workers=1)
+        resolved = declare(request_of(home, reference=reference, overrides=overrides or {}), ledger, workers=1)
         driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=done), Inline())
         driver.acquire()
         started = time.perf_counter()

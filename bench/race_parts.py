@@ -108,8 +108,10 @@ class _Watch:
 
 
 def _role(pid: int) -> str:
-    """What a process counts as; "" where that cannot be told any more."""
+    """Returns what a process counts as; "" where that cannot be told any more. A fork has its module's name."""
     try:
+        if (name := Path(f"/proc/{pid}/comm").read_text().strip()).startswith("hpo-"):
+            return _ROLES.get(f"hpo.workers.{name.removeprefix('hpo-')}", "others")
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
         return ""

@@ -150,7 +150,8 @@ def reporting(home: Path) -> Iterator[None]:
     """Trial 0 runs, and reports twice a second how long this has run."""
     from sqlalchemy import insert, update
 
-    from hpo.ledger import Ledger, tables
+    from hpo.ledger import Ledger
+    from hpo.ledger.database import tables
     from hpo.storage.home import Home
 
     stop, ledger = threading.Event(), Ledger(Home.at(home).storage)

@@ -5,16 +5,24 @@
 
 DIR holds lcbench/table_17x1000x52.npz and taskset/*.json.gz; the protocol is that of `bench/tables.py`. Printed are the
 regrets after as many points as 10 and 30 whole curves have, as the mean over tasks and seeds with its standard error,
-and, with --against NAME, the ratio of the means paired by task and seed, with a 95 % interval by bootstrap, and how
-many curves' worth of points it takes to the mean regret that NAME has at each budget; then the processor time of a
-cell, and of each decision which trial is to run. Last comes the default's ratio to the best peer, the one to which it
-is greatest, at each budget.
+then the same of the trial that would be named: the best complete one, and of ours once the best of the others have been
+trained to their end beyond the budget, nan where a cell names none; with --against NAME, the ratio of the means paired
+by task and seed, with a 95 % interval by bootstrap, and how many curves' worth of points it takes to the mean regret
+that NAME has at each budget; then the processor time of a cell, and of each decision which trial is to run. Last comes
+the default's ratio to the best peer, the one to which it is greatest, at each budget.
 
 Without --methods it runs the default, freeze-thaw, random search and what Optuna has: some half an hour of one core for
 three seeds. Every cell (method, task, seed) that has ended is a line of --cache and is not run again, so that a run can
-be cut and goes on; delete the lines of what has changed. Syne Tune's methods run where it is installed (syne-tune
-0.16.0): the same command in an environment with it and numpy (scikit-learn and xgboost for BORE and CQR,
-huggingface_hub and s3fs for CQR), with the same cache, then here with `--methods cached`.
+be cut and goes on; delete the lines of what has changed. Only methods that have a cell get a row.
+
+The other peers (`bench/peers.py`) run where their library is installed: the same command with `--methods NAME,...` in
+an environment with it, numpy and the same cache, then here with `--methods cached`:
+
+    syne-tune        syne-tune==0.16.0; scikit-learn and xgboost for BORE and CQR, huggingface_hub and s3fs for CQR
+    smac             smac==2.4.1
+    neps             neural-pipeline-search==0.17.0 torch==2.13.0
+    hebo             HEBO==0.3.6 optuna==5.0.0 torch==2.13.0 numpy==1.24.4 scipy==1.11.4 pandas==2.0.3
+                     scikit-learn==1.3.2 gpytorch==1.14 GPy==1.13.2 catboost==1.2.5 matplotlib==3.8.4
 """
 
 from __future__ import annotations
@@ -36,8 +44,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.machine import machine
-from bench.searchers import is_peer, methods
-from bench.tables import BUDGETS, HALVES, SETS, Method, Table, halved, replay
+from bench.peers import is_peer
+from bench.searchers import methods
+from bench.tables import BUDGETS, HALVES, SETS, Method, Table, halved, replayed
 
 Key = tuple[str, str, int, int]  # method, task, seed, workers
 Cells = dict[Key, dict[str, Any]]
@@ -67,16 +76,19 @@ def tables(directory: Path, kind: str) -> list[Table]:
 
 
 def run(cell: Cell) -> tuple[Key, dict[str, Any]]:
-    """The regret of one cell at each budget, the seconds of processor time, and how often a trial was asked for."""
+    """The regrets of one cell at each budget, of what it has seen and of what it would name; the seconds of processor
+    time, and how often a trial was asked for."""
     warnings.simplefilter("ignore")
     table = next(table for table in tables(cell.directory, cell.kind) if table.name == cell.task)
     begun = time.process_time()
     method = Counted(methods(table.dimensions, table.length, cell.seed, cell.workers)[cell.method]())
-    after = replay(table, method, cell.workers, range(1, BUDGETS[-1] + 1))
+    finish = not is_peer(cell.method)
+    both = replayed(table, method, cell.workers, range(1, BUDGETS[-1] + 1), finish=finish)
+    after, named = ([round(pair[which], 5) for pair in both] for which in (0, 1))
     seconds = round(time.process_time() - begun, 3)
-    regrets = [after[budget - 1] for budget in BUDGETS]
-    after = [round(regret, 5) for regret in after]
-    return cell.key, {"regret": regrets, "seconds": seconds, "decisions": method.decisions, "after": after}
+    regrets = [both[budget - 1][0] for budget in BUDGETS]
+    costs = {"seconds": seconds, "decisions": method.decisions}
+    return cell.key, {"regret": regrets, **costs, "after": after, "named": named}
 
 
 class Counted:
@@ -187,9 +199,11 @@ def report(chosen: Sequence[Table], names: Sequence[str], found: Cells, given: a
         both = sorted(cells.keys() & other.keys()) if name != given.against else []
         known = [key for key in both if "after" in cells[key] and "after" in other[key]]
         means = (np.mean([rows[key]["after"] for key in known], axis=0) for rows in (cells, other)) if known else ()
+        ends = [[row["named"][budget - 1] for budget in BUDGETS] for row in cells.values() if "named" in row]
         costs = f"{seconds:6.2f} s {1e3 * seconds / decisions:5.1f} ms"
         print(
             f"  {name:28} {shown(regrets)}   {len(cells):4d} cells {costs}",
+            f"  named {shown(np.array(ends))}" if ends else "",
             f"  ratio {ratio(*paired(cells, other))}" if both else "",
             f"  {until(*means)}" if known else "",
             flush=True,
@@ -202,7 +216,7 @@ def main() -> None:
     parser.add_argument("--half", choices=HALVES, help="of each set's tasks; by default all")
     parser.add_argument("--seeds", default="3", help="so many from 0, or first:last")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--sets", default=",".join(SETS))
+    parser.add_argument("--sets", default="LCBench,TaskSet", help=f"of {', '.join(SETS)}")
     parser.add_argument("--tasks", type=int, help="the first so many of each set")
     parser.add_argument(
         "--methods", default=",".join(COMPARED), help="by name; cached: what the cache has, nothing run"

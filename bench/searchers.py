@@ -1,14 +1,33 @@
-"""The methods of `bench/search.py`: the product's own strategies and samplers, and the peers as their libraries give
-them. Each library is imported where it is used, so that each may be in an environment of its own."""
+"""The methods of `bench/search.py`: the product's own strategies and samplers, beside the peers of `bench/peers.py`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
+from bench.peers import peers
 from bench.tables import Method
+
+if TYPE_CHECKING:
+    from hpo.search.promotion.base import RungView
+    from hpo.space.space import Space
+
+
+Earlier = Mapping[str, tuple[Sequence[Sequence[float]], Sequence[float]]]  # study -> points of the cube, losses
+
+
+def taught(space: Space, earlier: Earlier) -> dict[str, Any]:
+    """What a study learns from earlier ones."""
+    from hpo.search.knowledge import regrets, teach
+
+    studies = {}
+    for name, (points, losses) in earlier.items():
+        params = [dict(zip(space.dimensions, map(float, point), strict=True)) for point in points]
+        studies[name] = list(zip(params, regrets([(float(loss),) for loss in losses]), strict=True))
+    return teach(space, studies)
 
 
 class Ours:
@@ -17,6 +36,8 @@ class Ours:
     strategy   None for the default one
     window     of ordered mode: a trial begins once all that are so many before it have ended, and knows of those alone,
                but at a rung of all before it; None for async
+    select     the epoch that a complete trial is judged by, best or last
+    likes      the densities that axes follow, by place; `strength` is the share of draws that do
     """
 
     def __init__(
@@ -26,30 +47,31 @@ class Ours:
         dimensions: int,
         seed: int,
         window: int | None = None,
+        select: Literal["last", "best"] = "best",
+        earlier: Earlier | None = None,
+        likes: Mapping[int, str] = MappingProxyType({}),
+        strength: float = 0.5,
     ) -> None:
         from hpo import Float, Objective
         from hpo.search.promotion.base import PromotionStrategy
         from hpo.search.samplers.registry import make_sampler
-        from hpo.search.strategies.base import DEFAULT, make_strategy
+        from hpo.search.strategies.registry import DEFAULT, make_strategy
         from hpo.space.space import Space
 
-        space = Space({f"x{i}": Float(0.0, 1.0) for i in range(dimensions)})
-        self._sampler = make_sampler(sampler, space, [Objective("loss", select="best")], seed)
+        space = Space({f"x{i}": Float(0.0, 1.0, like=likes.get(i), strength=strength) for i in range(dimensions)})
+        objectives = [Objective("loss", select=select)]
+        self._sampler = make_sampler(sampler, space, objectives, seed, knowledge=taught(space, earlier or {}))
         self._strategy = make_strategy(DEFAULT if strategy is None else strategy)
         self._promoting = self._strategy if isinstance(self._strategy, PromotionStrategy) else None
-        self._names, self._window = list(space.dimensions), window
+        self._names, self._window, self._select = list(space.dimensions), window, select
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._states: dict[int, str] = {}
         self._coordinates: dict[int, dict[str, Any]] = {}
         self._told = 0  # ordered: the trials before this one have been
 
     def next(self) -> tuple[int, Sequence[float] | None] | None:
-        from hpo.search.promotion.base import Featuring, RungView
-
         if self._promoting and "paused" in self._states.values():
-            points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
-            board = RungView(self._curves, self._states, points, by_best=True)
-            for number in self._promoting.promote(board, last=False):
+            for number in self._promoting.promote(self._board(), last=False):
                 self._states[number] = "running"
                 self._sampler.adopt(self._record(number).open())
                 return number, None
@@ -59,6 +81,12 @@ class Ours:
         self._coordinates[number] = self._sampler.ask(number).coordinates
         self._states[number], self._curves[number] = "running", []
         return number, [self._coordinates[number][name] for name in self._names]
+
+    def _board(self) -> RungView:
+        from hpo.search.promotion.base import Featuring, RungView
+
+        points = self._sampler.features() if isinstance(self._sampler, Featuring) else {}
+        return RungView(self._curves, self._states, points, by_best=True)
 
     def _tell_up_to(self, last: int) -> bool:
         """Tell the sampler of all trials up to this one, if they have ended."""
@@ -70,7 +98,7 @@ class Ours:
         return True
 
     def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
-        from hpo.search.strategies.base import TableHistory
+        from hpo.search.strategies.table_history import TableHistory
 
         self._curves[number].append((epoch, loss))
         kind = "continue"
@@ -94,95 +122,86 @@ class Ours:
         from hpo.search.samplers.base import TrialRecord
 
         state, curve = self._states[number], self._curves[number]
-        values = (min(loss for _, loss in curve if math.isfinite(loss)),) if state == "complete" else None
+        judged = [loss for _, loss in curve[-1 if self._select == "last" else 0 :] if math.isfinite(loss)]
+        values = (min(judged),) if state == "complete" and judged else None
         return TrialRecord(number, state, self._coordinates[number], values, list(curve))
 
 
-class Optuna:
-    """Optuna's sampler and pruner by ask and tell; a trial whose last value is not finite fails."""
+class Steps(Ours):
+    """The product's own samplers and strategies where trials pause in order.
 
-    def __init__(self, sampler: str, pruner: str, dimensions: int, length: int, seed: int) -> None:
-        import optuna
+    A study is a sequence of steps. A step trains a new trial to its first rung, or a paused one to its next rung or its
+    end; a trial pauses at every rung. Step s is decided from exactly the results of the steps up to s - window: the
+    strategy promotes a trial that waits by then, or else a new one begins. So the sequence is the same for any number
+    of workers.
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        pruners: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
-            "median": optuna.pruners.MedianPruner,
-            "halving": optuna.pruners.SuccessiveHalvingPruner,
-            "halving from 4": lambda: optuna.pruners.SuccessiveHalvingPruner(4, 3),  # the rungs of our default
-            "hyperband": lambda: optuna.pruners.HyperbandPruner(max_resource=length),
-        }
-        made = optuna.samplers.TPESampler(seed=seed) if sampler == "tpe" else optuna.samplers.RandomSampler(seed=seed)
-        self._states = optuna.trial.TrialState
-        self._study = optuna.create_study(sampler=made, pruner=pruners[pruner](), direction="minimize")
-        self._space: dict[str, optuna.distributions.BaseDistribution] = {
-            f"x{i}": optuna.distributions.FloatDistribution(0.0, 1.0) for i in range(dimensions)
-        }
-        self._trials: list[optuna.Trial] = []
+    reduction   of n trials at the first rung only the best floor(n / reduction) go on; None for the strategy's own
+    """
 
-    def next(self) -> tuple[int, Sequence[float] | None]:
-        self._trials.append(trial := self._study.ask(self._space))
-        return len(self._trials) - 1, [trial.params[name] for name in self._space]
+    def __init__(
+        self,
+        sampler: str,
+        strategy: str | Mapping[str, Any],
+        dimensions: int,
+        seed: int,
+        window: int,
+        reduction: int | None = None,
+    ) -> None:
+        from hpo.search.promotion.asha import AshaPromote
 
-    def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
-        trial = self._trials[number]
-        trial.report(loss, epoch)
-        if done:
-            finite = math.isfinite(loss)
-            state = self._states.COMPLETE if finite else self._states.FAIL
-            self._study.tell(trial, loss if finite else None, state=state)
-            return False
-        if trial.should_prune():
-            self._study.tell(trial, state=self._states.PRUNED)
-            return False
-        return True
+        super().__init__(sampler, strategy, dimensions, seed)
+        assert isinstance(self._strategy, AshaPromote)
+        self._rungs, self._delay, self._reduction = self._strategy, window, reduction
+        self.steps: list[int] = []  # the trial of each
+        self._ended: dict[int, tuple[str, list[tuple[int, float]]]] = {}  # step -> state and curve of its trial by then
+        self._trained: dict[int, list[tuple[int, float]]] = {}  # whole curves; `_curves` holds what is known of them
 
+    def next(self) -> tuple[int, Sequence[float] | None] | None:
+        while self._told <= len(self.steps) - self._delay:
+            if self._told not in self._ended:
+                return None
+            self._learn(self._told)
+        promoted = self._promoted()
+        number = len(self._trained) if promoted is None else promoted
+        self.steps.append(number)
+        self._states[number] = "running"
+        if promoted is not None:
+            return number, None
+        self._coordinates[number] = self._sampler.ask(number).coordinates
+        self._trained[number], self._curves[number] = [], []
+        return number, [self._coordinates[number][name] for name in self._names]
 
-class SyneTune:
-    """A scheduler of Syne Tune's by suggest and on_trial_result; a value that is not finite is a trial's error."""
+    def _promoted(self) -> int | None:
+        board, first = self._board(), self._rungs.first
+        promoted = self._rungs.promote(board, last=False)
+        if self._reduction is not None:
+            order = board.order(first, first * self._rungs.eta)
+            best = set(order[: len(order) // self._reduction])
+            promoted = [n for n in promoted if n in best or self._rungs.rung(board.waiting[n])]
+        return next(iter(promoted), None)
 
-    def __init__(self, name: str, dimensions: int, length: int, seed: int) -> None:
-        import logging
-
-        import numpy
-        from syne_tune.backend.trial_status import Trial  # pyright: ignore[reportMissingImports]
-        from syne_tune.config_space import uniform  # pyright: ignore[reportMissingImports]
-        from syne_tune.optimizer import baselines  # pyright: ignore[reportMissingImports]
-
-        logging.getLogger().setLevel(logging.ERROR)
-        numpy.random.seed(seed)  # its ASHA draws brackets from there
-        space = {f"x{i}": uniform(0.0, 1.0) for i in range(dimensions)}
-        several = {"time_attr": "epoch", "max_t": length} if name.startswith("ASHA") else {}
-        self._scheduler = getattr(baselines, name)(space, metric="loss", random_seed=seed, **several)
-        self._several = bool(several)
-        self._trial, self._names = Trial, list(space)
-        self._trials: list[Any] = []
-
-    def next(self) -> tuple[int, Sequence[float] | None]:
-        config = self._scheduler.suggest().config
-        self._trials.append(trial := self._trial(len(self._trials), config, datetime.now()))
-        self._scheduler.on_trial_add(trial)
-        return trial.trial_id, [config[name] for name in self._names]
+    def _learn(self, step: int) -> None:
+        number = self.steps[step]
+        self._states[number], self._curves[number] = self._ended[step]
+        self._sampler.tell(self._record(number))
+        self._told = step + 1
 
     def report(self, number: int, epoch: int, loss: float, done: bool) -> bool:
-        trial, result = self._trials[number], {"loss": loss, "epoch": epoch}
-        if not math.isfinite(loss):
-            self._scheduler.on_trial_error(trial)
-            return False
-        if done:
-            self._scheduler.on_trial_complete(trial, result)
-            return False
-        goes_on = self._scheduler.on_trial_result(trial, result) == "CONTINUE"
-        if not goes_on and not self._several:
-            raise AssertionError("a scheduler of whole trials stops none")
-        return goes_on
-
-
-def is_peer(name: str) -> bool:
-    return name == "random" or name.startswith(("optuna ", "syne-tune "))
+        curve = self._trained[number]
+        curve.append((epoch, loss))
+        if not done and self._rungs.rung(epoch) == self._rungs.rung(epoch - 1):
+            return True
+        if not any(math.isfinite(loss) for _, loss in curve):
+            state = "infeasible"
+        else:
+            state = "complete" if done else "paused" if math.isfinite(loss) else "pruned"
+        step = max(place for place, other in enumerate(self.steps) if other == number)
+        self._ended[step] = state, list(curve)
+        return False
 
 
 def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[str, Callable[[], Method]]:
-    """Every method by its name; peers are named after their library."""
+    """Every method by its name."""
     from_one = {"name": "asha", "min_epochs": 1}
     ours: dict[str, tuple[str, str | Mapping[str, Any] | None]] = {
         "random": ("random", "none"),
@@ -205,11 +224,13 @@ def methods(dimensions: int, length: int, seed: int, workers: int = 1) -> dict[s
     ordered = max(4, 2 * workers)  # as `hpo run` has it
     found["the default"] = lambda: Ours("auto", None, dimensions, seed, ordered)
     found["tpe + the default"] = lambda: Ours("tpe", None, dimensions, seed, ordered)
-    halvings = [(sampler, pruner) for pruner in ("halving", "halving from 4") for sampler in ("random", "tpe")]
-    for sampler, pruner in (("tpe", "median"), *halvings, ("tpe", "hyperband")):
-        found[f"optuna {sampler} + {pruner}"] = lambda sampler=sampler, pruner=pruner: Optuna(
-            sampler, pruner, dimensions, length, seed
+    for sampler, first, by in product(("random", "tpe", "freeze-thaw"), (1, 2, 4), (None, 8)):
+        spec = {"name": "asha-promote", "min_epochs": first}
+        name = f"{sampler} + steps from {first}" + (f" by {by}" if by else "")
+        found[name] = lambda sampler=sampler, spec=spec, by=by: Steps(sampler, spec, dimensions, seed, ordered, by)
+    for first in (2, 4):
+        spec = {"name": "freeze-thaw", "min_epochs": first}
+        found[f"freeze-thaw + steps from {first} by the model"] = lambda spec=spec: Steps(
+            "freeze-thaw", spec, dimensions, seed, ordered
         )
-    for name in ("ASHA", "ASHABORE", "ASHACQR", "BORE", "CQR"):
-        found[f"syne-tune {name}"] = lambda name=name: SyneTune(name, dimensions, length, seed)
-    return found
+    return found | peers(dimensions, length, seed)

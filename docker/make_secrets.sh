@@ -17,11 +17,14 @@ put() { # NAME VALUE
     echo "made $directory/$1"
 }
 
-put postgres_password "$(random 24)"
-password=$(cat "$directory/postgres_password")
-put hpo_storage "postgresql+psycopg://hpo:$password@postgres:5432/hpo"
-put mlflow_store "postgresql+psycopg://hpo:$password@postgres:5432/mlflow"
-put mlflow_users "postgresql+psycopg://hpo:$password@postgres:5432/mlflow_users"
+server=postgres:5432
+put postgres_password "$(random 24)" # of the superuser, whom no service knows but PostgreSQL itself
+put hpo_database_password "$(random 24)"
+put mlflow_database_password "$(random 24)"
+put hpo_storage "postgresql+psycopg://hpo:$(cat "$directory/hpo_database_password")@$server/hpo"
+mlflow=postgresql+psycopg://mlflow:$(cat "$directory/mlflow_database_password")
+put mlflow_store "$mlflow@$server/mlflow"
+put mlflow_users "$mlflow@$server/mlflow_users"
 put mlflow_password "$(random 24)"
 put mlflow_session_key "$(random 32)"
 put s3_access_key "$(random 10)"

@@ -27,7 +27,7 @@ STUDY = (
     "-o",
     "data.test=true",
 )
-WIDTH = 900
+WIDTH, HEIGHT = 1280, 860
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def table(home: Path, to: Path) -> None:
     """The live table, as a terminal of 100 columns shows it."""
     from rich.console import Console
 
-    from hpo.cli.live import View
+    from hpo.display.live import View
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
@@ -69,21 +69,20 @@ def table(home: Path, to: Path) -> None:
 
 
 def report(page: Path) -> None:
-    """The head of the report down to the best configuration, and its learning curves."""
+    """Takes pictures of the head of the report, down to the best configuration, and of its learning curves."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        tab = browser.new_page(viewport={"width": WIDTH, "height": 1200})
+        tab = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         tab.goto(page.as_uri())
-        head = tab.locator("table").first.bounding_box()
-        assert head is not None
-        clip = {"x": 0, "y": 0, "width": WIDTH, "height": head["y"] + head["height"] + 10}
-        tab.screenshot(path=PICTURES / "report.png", clip=clip)
-        figure = tab.locator(".js-plotly-plot, figure").first
-        figure.scroll_into_view_if_needed()
-        tab.locator(".js-plotly-plot .main-svg").first.wait_for()
+        figure = tab.locator("[data-figure=curves]")
+        figure.locator(".main-svg").first.wait_for()
         tab.wait_for_timeout(1000)
+        head = tab.locator("[data-part=answer] table").first.bounding_box()
+        assert head is not None
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": head["y"] + head["height"] + 22}
+        tab.screenshot(path=PICTURES / "report.png", clip=clip)
         figure.screenshot(path=PICTURES / "curves.png")
         browser.close()
 

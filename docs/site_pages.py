@@ -23,6 +23,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
     "docker/README.md": "docker.md",
     "examples": "examples.md",
     **_STUDIES,
@@ -69,14 +70,14 @@ def _relinked(text: str, source: str, page: str) -> str:
 
 
 def commands() -> str:
-    """Returns the page of the commands: for each its help as `hpo COMMAND --help` prints it."""
+    """Returns the page with the help of each command, as `hpo COMMAND --help` prints it."""
     import typer.main
     from typer._click import Context
 
     from hpo.cli.main import app
 
     group = typer.main.get_command(app)
-    parts = ["# Commands\n\nAs `hpo COMMAND --help` prints them.\n"]
+    parts = ["# Help of every command\n\nAs `hpo COMMAND --help` prints it.\n"]
     with Context(group, info_name="hpo") as outer:
         for name in sorted(group.list_commands(outer)):
             command = group.get_command(outer, name)

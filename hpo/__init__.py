@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from hpo import ray_tune as ray_tune
     from hpo.analysis.study_handle import StudyHandle
     from hpo.api import import_study, open, resume, run
     from hpo.declaration.function import study
     from hpo.declaration.function_trial import Trial
     from hpo.declaration.references import load
     from hpo.declaration.study import Study
-    from hpo.driver import ray_tune as ray_tune
     from hpo.errors import HpoError
     from hpo.space.dimensions import Bool, Choice, Float, Int
     from hpo.space.objective import Constraint, Objective
@@ -62,9 +62,11 @@ _EXPORTS = {
 
 def __getattr__(name: str) -> Any:
     if name == "ray_tune":  # which needs Ray
-        return import_module("hpo.driver.ray_tune")
+        return import_module("hpo.ray_tune")
     if name not in _EXPORTS:
-        raise AttributeError(f"module 'hpo' has no attribute {name!r}")
+        from hpo.space import optuna_names
+
+        raise optuna_names.missing("module hpo", name, optuna_names.OF_HPO)
     value = getattr(import_module(_EXPORTS[name]), name)
     globals()[name] = value
     return value

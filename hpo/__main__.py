@@ -1,29 +1,33 @@
-"""`hpo` and `python -m hpo`. Ctrl-C is met before anything else is loaded: it ends what has not begun with one word."""
+"""`hpo` and `python -m hpo`. Handlers of Ctrl-C, SIGTERM and SIGHUP are installed before anything else is loaded: a
+signal that arrives before the command has begun ends it with one word."""
 
 import os
 import signal
 import sys
 
-_CODE = 128 + signal.SIGINT
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
 
 
-def _leave(*_: object) -> None:
+def _leave(number: int, _: object) -> None:
     sys.stderr.flush()
     os.write(2, b"interrupted.\n")
-    os._exit(_CODE)
+    os._exit(128 + number)
 
 
 def main() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
-        signal.signal(signal.SIGINT, _leave)
+    heard = [number for number in _ENDING if signal.getsignal(number) in _DEFAULTS]  # not where a shell ignores it
+    for number in heard:
+        signal.signal(number, _leave)
     from hpo.cli.main import main as commands
 
     try:
         commands()
     except SystemExit as end:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # how it has ended is known: Ctrl-C changes that no more
-        if end.code == _CODE:  # CPython 3.11 ends by the signal where an eval() was interrupted, caught or not
-            os._exit(_CODE)
+        for number in heard:
+            signal.signal(number, signal.SIG_IGN)  # how it has ended is known: nothing changes that any more
+        if end.code == 128 + signal.SIGINT:  # CPython 3.11 ends by the signal where an eval() was interrupted
+            os._exit(128 + signal.SIGINT)
         raise
 
 

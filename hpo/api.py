@@ -1,66 +1,80 @@
 """Runs, resumes, opens and imports studies from Python: `hpo.run`, `hpo.resume`, `hpo.open`, `hpo.import_study`.
 
-Each option has the name and the meaning of the command's, and errors name it so; what is printed to be typed next names
-commands.
+Each option has the name and the meaning of the command's option. Errors use that name, and next steps that have a
+function are shown as calls.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpo import text
-from hpo.cli.arguments import named
-from hpo.declaration import enqueue as enqueued
+from hpo import door, text
 from hpo.declaration import loading
-from hpo.declaration.budget import parse_time
 from hpo.declaration.references import reference_of
 from hpo.declaration.study import Study
-from hpo.driver.request import RunRequest
-from hpo.errors import HpoError, UserError
-from hpo.space.tags import checked
+from hpo.driver.request import RunRequest, request_of, waiting
+from hpo.errors import StudyStopped, UserError
+from hpo.space import optuna_names
+from hpo.space.assignments import as_typed
 from hpo.space.values import plain
 from hpo.storage.home import Home
 from hpo.terminal import print
-from hpo.workers.executors.resources import Resources
 from trainer.errors import Interrupted
 
 if TYPE_CHECKING:
     from hpo.analysis.study_handle import StudyHandle
 
+_UNEXPECTED = re.compile(r"(?P<function>run|resume)\(\) got an unexpected keyword argument '(?P<argument>\w+)'")
+_NAMED_APART = ("study", "home", "outage_wait", "progress")
 PathLike = str | os.PathLike[str]
 
 
-def _arguments() -> Collection[str]:
-    return inspect.signature(run).parameters
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """Makes errors and notices within the block name the arguments of `run`, and explains arguments that Optuna has."""
+    try:
+        with door.of_python(inspect.signature(run).parameters):
+            yield
+    except TypeError as error:
+        name = _UNEXPECTED.fullmatch(str(error))
+        if name is None or name["argument"] not in optuna_names.ARGUMENTS:
+            raise
+        raise UserError(optuna_names.argument(f"hpo.{name['function']}()", name["argument"])) from None
 
 
-@named(_arguments)
+@_spoken()
 def run(
     study: Study | str,
     *,
     trials: int | None = None,
     epochs: int | None = None,
     time: str | float | None = None,
+    target: float | str | None = None,
+    patience: int | str | None = None,
+    stop_when: str | None = None,
     name: str | None = None,
     workers: int | None = None,
     executor: str | None = None,
     cpus_per_worker: int | None = None,
     gpus_per_worker: float | None = None,
     scheduler: str | None = None,
-    sampler: str | Mapping[str, Any] | None = None,
-    strategy: str | Mapping[str, Any] | None = None,
+    sampler: str | Mapping[str, object] | None = None,
+    strategy: str | Mapping[str, object] | None = None,
     order: str | None = None,
     window: int | None = None,
     seed: int | None = None,
+    finish: str | None = None,
+    confirm: str | None = None,
     tier: int | None = None,
     enqueue: Sequence[Mapping[str, Any] | PathLike] | None = None,
+    learn_from: str | Sequence[str] | None = None,
     warm_start: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     config: PathLike | None = None,
     home: PathLike | None = None,
     storage: str | None = None,
@@ -71,70 +85,61 @@ def run(
     tags: Mapping[str, str | float | bool] | None = None,
     max_bytes: int | str | None = None,
     allow_drift: bool = False,
+    outage_wait: str | float | None = None,
     progress: bool = True,
 ) -> StudyHandle:
-    """Search until trials, epochs or time are used up, as `hpo run` does; a study that exists is continued.
+    """Searches until trials, epochs or time are used up or a goal is reached. An existing study continues.
 
-    study      what `hpo.study` has made of a function, a `Study`, or what `--study` takes: a name or a file
+    study      a function decorated with `hpo.study`, a `Study`, or as for `--study` a name or a file
     time       seconds, or text such as "90m"
-    enqueue    configurations to be tried first: mappings of paths to values, or YAML files
-    max_bytes  what the study's checkpoints may take: bytes, or text such as "20GB"
+    target     the value with which a complete trial ends the study; "none" removes an earlier one
+    patience   the number of trials without improvement that ends it; "none" removes an earlier one
+    stop_when  "gain<0.002" ends it once the next 20 trials are expected to improve the best value by less; or "none"
+    enqueue    configurations to try first: mappings of paths to values, or YAML files
+    learn_from the names of earlier studies, "none", or by default "auto"; `warm_start` is another name of it
+    max_bytes  the size that the study's checkpoints may have: bytes, or text such as "20GB"
     sampler, strategy   a name, or as in a declaration {"name": ..., option: value}
-    trackers, alerts   as `--tracker` and `--alert` take them
-    tags       name -> value, of the study, beside those that it has
-    overrides, progress   path -> value, as `-o` sets them; show how it is getting on
+    finish     "none" trains no stopped trial to its end after the search; by default "auto"
+    confirm    "5x3" trains the five best trials and the default again under three other seeds; by default "none"
+    trackers, alerts   as for `--tracker` and `--alert`
+    tags       name -> value; added to the study's tags
+    overrides, progress   path -> value, as in `-o path=value`; whether to show the progress
+    outage_wait  how long to wait for a ledger or a bucket that does not answer: seconds, or text; by default "15m"
 
     The other options are those of `hpo run --help`. Ctrl-C, or a notebook's stop button, ends it gracefully: trials are
-    saved, `resume` goes on, and the handle's `state` says `interrupted`. A second one raises KeyboardInterrupt.
-    A study of a notebook's cell trains in this process, one trial at a time, since no other process can import it.
-    Raises HpoError, in one sentence, for whatever does not fit, and where the study had to stop.
+    saved, `resume` continues them, and the handle's `state` is `interrupted`. A second one raises KeyboardInterrupt.
+    A study in a notebook's cell trains in this process, one trial at a time, since no other process can import it.
+    Raises HpoError, in one sentence, for options that do not fit, and where the study had to stop.
 
     >>> import hpo
     >>> found = hpo.run("mlp", trials=2, overrides={"train.num_epochs": 1}, executor="inline", progress=False)
     >>> found.state, len(found.trials())
     ('complete', 2)
     """
-    _check_guarded()
-    reference, executor = _placed(study, executor, workers)
-    request = RunRequest(
-        Home.at(home),
-        reference,
-        name=name,
-        **_extent(trials, epochs, time, max_bytes),
-        executor=executor,
-        workers=workers,
-        resources=Resources(cpus_per_worker, gpus_per_worker),
-        scheduler=scheduler,
-        sampler=_specification("sampler", sampler),
-        strategy=_specification("strategy", strategy),
-        order=order,
-        window=window,
-        seed=seed,
-        tier=tier,
-        enqueue=None if enqueue is None else _entries(enqueue),
-        warm_start=warm_start,
-        **_overrides(config, overrides),
-        **_given(storage=storage, checkpoints=checkpoints, tracking_uri=tracking_uri),
-        trackers=trackers,
-        alerts=alerts,
-        tags=dict(checked(key, value) for key, value in (tags or {}).items()),
-        allow_drift=allow_drift,
-    )
-    return _drive(request, progress)
+    options = _options(locals())
+    _check_guarded("run")
+    reference, options["executor"] = _placed(study, executor, workers)
+    with waiting(outage_wait):
+        return _drive(request_of(home, reference, **options), progress)
 
 
-@named(_arguments)
+@_spoken()
 def resume(
-    study: str | None = None,
+    study: str | Study | None = None,
     *,
     trials: int | None = None,
     epochs: int | None = None,
     time: str | float | None = None,
+    target: float | str | None = None,
+    patience: int | str | None = None,
+    stop_when: str | None = None,
     workers: int | None = None,
     executor: str | None = None,
     cpus_per_worker: int | None = None,
     gpus_per_worker: float | None = None,
     scheduler: str | None = None,
+    finish: str | None = None,
+    confirm: str | None = None,
     home: PathLike | None = None,
     storage: str | None = None,
     tracking_uri: str | None = None,
@@ -142,11 +147,12 @@ def resume(
     alerts: Sequence[str] | None = None,
     max_bytes: int | str | None = None,
     allow_drift: bool = False,
+    outage_wait: str | float | None = None,
     progress: bool = True,
 ) -> StudyHandle:
-    """Continue an interrupted study from its last checkpoints, as `hpo resume` does; more may be asked for.
+    """Continues an interrupted study from its last checkpoints, as `hpo resume` does; the budget may be raised.
 
-    study   its name; may be left out where the home holds one
+    study   its name, or the declared study; it may be left out where the home holds only one
 
     Raises HpoError, in one sentence, as `run` does.
 
@@ -154,38 +160,27 @@ def resume(
     >>> hpo.resume("mlp", trials=3, progress=False).status().trials["complete"]
     3
     """
+    options = _options(locals())
+    _check_guarded("resume")
     from hpo.storage.lookup import open_study
-    from hpo.tracking.uri import tracking_uri_of
 
-    storage = storage or os.environ.get("HPO_STORAGE")
-    ledger, name, at = open_study(str(Home.at(home).root), storage, study, upgrade=True, told=False)
-    with closing(ledger):
-        tracking_uri = tracking_uri_of(ledger, name, at, tracking_uri or os.environ.get("HPO_TRACKING_URI"))
-    request = RunRequest(
-        home=at,
-        name=name,
-        **_extent(trials, epochs, time, max_bytes),
-        executor=executor,
-        workers=workers,
-        resources=Resources(cpus_per_worker, gpus_per_worker),
-        scheduler=scheduler,
-        storage=storage,
-        tracking_uri=tracking_uri,
-        trackers=trackers,
-        alerts=alerts,
-        allow_drift=allow_drift,
-    )
-    return _drive(request, progress)
+    study_home = Home.at(home)
+    with waiting(outage_wait):
+        ledger, name, _ = open_study(
+            str(study_home.root), options["storage"], _name(study), upgrade=True, announced=False
+        )
+        ledger.close()
+        return _drive(request_of(study_home, name=name, **options), progress)
 
 
-@named(_arguments)
-def open(study: str | None = None, *, home: PathLike | None = None, storage: str | None = None) -> StudyHandle:
-    """A study of a home, to be read; also while another process runs it.
+@_spoken()
+def open(study: str | Study | None = None, *, home: PathLike | None = None, storage: str | None = None) -> StudyHandle:
+    """Opens a study of a home for reading, even while another process runs it.
 
-    study   its name; may be left out where the home holds one
+    study   its name, or the declared study; it may be left out where the home holds only one
     home    by default HPO_HOME, else .hpo
 
-    Raises HpoError where there is none.
+    Raises HpoError if there is none.
 
     >>> import hpo
     >>> hpo.open("mlp").best["number"] in (0, 1, 2)
@@ -195,8 +190,13 @@ def open(study: str | None = None, *, home: PathLike | None = None, storage: str
     from hpo.storage.lookup import open_study
 
     where = storage or os.environ.get("HPO_STORAGE")
-    ledger, name, at = open_study(str(Home.at(home).root), where, study, upgrade=True, told=False)
-    return StudyHandle(ledger, name, at)
+    ledger, name, study_home = open_study(str(Home.at(home).root), where, _name(study), upgrade=True, announced=False)
+    return StudyHandle(ledger, name, study_home)
+
+
+def _name(study: str | Study | None) -> str | None:
+    """Returns a study's name; for a declared study the name in its declaration."""
+    return study if study is None or isinstance(study, str) else study.name
 
 
 def import_study(
@@ -214,16 +214,16 @@ def import_study(
     tracking_uri: str | None = None,
     progress: bool = True,
 ) -> StudyHandle:
-    """Bring a study of another tool into the home, as `hpo import` does; what is there already gets what is new.
+    """Imports a study of another tool into the home, as `hpo import` does; an existing import gets the new trials.
 
     tool       optuna, mlflow, wandb, ray or csv
     source     a URL, a directory or a file
-    study      the tool's own name of it, such as MLflow's experiment, where the source holds several
-    metric     what its trials are judged by, where the source does not say; `direction` is of each, else minimize
+    study      the tool's name of it, such as MLflow's experiment, where the source holds several
+    metric     the objectives, where the source does not name them; `direction` has one for each, by default minimize
     params     the columns of a table that are parameters
     rename     the tool's name of a parameter or metric -> its name here
-    name       what to call the study here
-    progress   print what was done, guessed and not carried
+    name       the study's name here
+    progress   whether to print what was imported, guessed and left out
 
     Raises HpoError, in one sentence, where nothing can be read; then nothing is written.
 
@@ -235,58 +235,57 @@ def import_study(
     from hpo.interchange.sources import Request, bring
     from hpo.tracking import mirror_process
 
-    at, uri = Home.at(home), tracking_uri or os.environ.get("HPO_TRACKING_URI")
-    metrics, directions = ([one] if isinstance(one, str) else list(one) for one in (metric, direction))
+    study_home, uri = Home.at(home), tracking_uri or os.environ.get("HPO_TRACKING_URI")
+    metrics, directions = ([names] if isinstance(names, str) else list(names) for names in (metric, direction))
     request = Request(tool, os.fspath(source), study, metrics, directions, params, rename, name)
-    ledger, done = bring(request, at, storage or os.environ.get("HPO_STORAGE"), uri)
-    missing = mirror_process.send(ledger, at, done.name, uri)
+    ledger, done = bring(request, study_home, storage or os.environ.get("HPO_STORAGE"), uri)
+    missing = mirror_process.send(ledger, study_home, done.name, uri)
     if progress:
         print(done.describe(), missing, sep="\n" if missing else "")
-    return StudyHandle(ledger, done.name, at, "complete")
+    return StudyHandle(ledger, done.name, study_home, "complete")
 
 
 def _drive(request: RunRequest, progress: bool) -> StudyHandle:
-    for name in ("trials", "epochs", "workers", "window"):
-        if (value := getattr(request, name)) is not None and (type(value) is not int or value < 1):
-            raise UserError(f"{name}={value!r}: give a whole number from 1.")
     from hpo.analysis.study_handle import StudyHandle
-    from hpo.cli.console import Console
-    from hpo.cli.live import summary
-    from hpo.cli.watch import watched
+    from hpo.display.console import Console
+    from hpo.display.summary import summary
+    from hpo.display.watch import watched
     from hpo.ledger import Ledger
 
     console = Console(quiet=not progress)
     if str(request.home.root) != str(Home.at().root):
-        text.given("--home", str(request.home.root))  # for the commands that are named next
+        text.given("home", str(request.home.root))  # for the commands that the messages name
     try:
         result, view = watched(request, console, at_once=_raise)
-        console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
+        console.print(summary(view.progress, result, view.seconds), markup=False, highlight=False, soft_wrap=True)
     finally:
         text.forget()
     if result.state == "stopped":
-        raise HpoError(result.reason)
-    ledger = Ledger(request.storage or request.home.storage, create=False)
+        raise StudyStopped(result.reason)
+    ledger = Ledger(request.storage.url, create=False)
     return StudyHandle(ledger, result.study, request.home, "interrupted" if result.signal else result.state)
 
 
-def _check_guarded() -> None:
+def _check_guarded(function: str) -> None:
     if loading.importing():
         raise UserError(
-            "hpo.run is called while the study's file is imported, as each worker imports it: put the call under "
-            '`if __name__ == "__main__":`.'
+            f"hpo.{function} is called while the study's file is imported, as each worker imports it: put the call "
+            'under `if __name__ == "__main__":`.'
         )
 
 
-def _given(**places: str | None) -> dict[str, Any]:
-    """As they were given, else as the environment has them."""
-    return {name: place or os.environ.get(f"HPO_{name.upper()}") for name, place in places.items()}
-
-
-def _extent(
-    trials: int | None, epochs: int | None, time: str | float | None, max_bytes: int | str | None
-) -> dict[str, Any]:
-    """How far a study may go and what its checkpoints may take, as a request has it."""
-    return {"trials": trials, "epochs": epochs, "seconds": _seconds(time), "max_bytes": _size(max_bytes)}
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a call; those that are not given come from the environment."""
+    options = {name: value for name, value in given.items() if name not in _NAMED_APART}
+    for name in [name for name in ("storage", "checkpoints", "tracking_uri") if name in options]:
+        options[name] = options[name] or os.environ.get(f"HPO_{name.upper()}")
+    if not isinstance(values := options.get("overrides"), Mapping | None):
+        raise UserError(f"overrides={values!r}: give a mapping of paths to values, {{'train.num_epochs': 5}}.")
+    if values is not None:
+        options["overrides"] = as_typed(values)
+    for name in [name for name in ("sampler", "strategy") if name in options]:
+        options[name] = _specification(name, options[name])
+    return options
 
 
 def _raise(number: int) -> NoReturn:
@@ -294,11 +293,13 @@ def _raise(number: int) -> NoReturn:
 
 
 def _placed(study: Study | str, executor: str | None, workers: int | None) -> tuple[str, str | None]:
-    """The study's reference, and where its trials run: of one that no file holds in this process."""
+    """Returns the study's reference and its placement: this process for a study that no file declares."""
     if not isinstance(study, Study):
         if callable(study):
             name = getattr(study, "__name__", repr(study))
-            raise UserError(f"hpo.run({name}): {name} is no study: put @hpo.study(space=..., minimize=...) above it.")
+            raise UserError(
+                f"hpo.run({name}): {name} is not a study: put @hpo.study(space=..., minimize=...) above it."
+            )
         return str(study), executor
     reference, everywhere = reference_of(study)
     if everywhere:
@@ -311,37 +312,10 @@ def _placed(study: Study | str, executor: str | None, workers: int | None) -> tu
     return reference, "inline"
 
 
-def _seconds(time: str | float | None) -> float | None:
-    return None if time is None else parse_time(time if isinstance(time, str) else str(time))
-
-
-def _size(given: int | str | None) -> int | None:
-    from hpo.cli.options import size
-
-    return given if given is None or isinstance(given, int) else size(given)
-
-
-def _entries(given: Sequence[Mapping[str, Any] | PathLike]) -> list[Mapping[str, Any]]:
-    return [entry for one in given for entry in ([one] if isinstance(one, Mapping) else enqueued.read([Path(one)]))]
-
-
-def _specification(option: str, value: Any) -> str | dict[str, Any] | None:
-    """Returns the name, or the mapping with Python's numbers in it. Raises UserError for what names nothing."""
+def _specification(option: str, value: object) -> str | dict[str, Any] | None:
+    """Returns the name, or the mapping with Python's numbers in it. Raises UserError for an unknown name."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return plain(value)
-    raise UserError(f"{option}={value!r}: give a name, or a mapping with one, {{'name': NAME, OPTION: VALUE}}.")
-
-
-def _overrides(config: PathLike | None, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns what a file and `overrides` set, as a request has it. Raises UserError where that is not a mapping."""
-    from hpo.space.config import flatten, load_yaml
-
-    if not isinstance(overrides, Mapping | None):
-        raise UserError(f"overrides={overrides!r}: give a mapping of paths to values, {{'train.num_epochs': 5}}.")
-    values = flatten(overrides or {})
-    return {
-        "overrides": (flatten(load_yaml(os.fspath(config))) if config else {}) | values,
-        "one_by_one": tuple(values),
-    }
+    raise UserError(optuna_names.specification(option, value))

@@ -1,4 +1,4 @@
-"""Child processes that never outlive their parent and are deaf to the terminal's Ctrl-C."""
+"""Starts child processes that never outlive their parent and ignore the terminal's Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from hpo import secret_environment
 from trainer.runtime.lifeline import die_with
 from trainer.runtime.threads import ONE
 
-FAULT = 5  # exit code of a worker process that says why it cannot go on, told from that of a task which ends it
-AFRESH = 6  # exit code of a worker process that another is to replace, since a trial changed what it cannot restore
+FAULT = 5  # exit code of a worker process that reports why it cannot go on, unlike that of a task which ends it
+AFRESH = 6  # exit code of a worker process to be replaced, since a trial changed what it cannot restore
 _PARENT = "HPO_PARENT_PID"
-_KEPT_RUNS = 10  # of a study, whose logs stay
+_KEPT_RUNS = 10  # runs of a study whose logs are kept
 
 
 def begin_logs(directory: Path, study: str, who: str) -> str:
-    """What the names of a run's logs begin with, `<study>.<time>-<pid>`; `.<who>.log` follows, `who` a pattern.
+    """Returns the prefix of a run's log names, `<study>.<time>-<pid>`; `.<who>.log` follows, where `who` is a pattern.
 
-    Of such logs those of the newest runs stay, this one among them.
+    Removes such logs of all but the newest runs.
     """
     name = re.compile(rf"{re.escape(study)}\.(\d{{8}}T\d{{6}}-\d+)\.{who}\.log")
     logs = [(match[1], log) for log in directory.glob("*.log") if (match := name.fullmatch(log.name))]
@@ -35,19 +36,19 @@ def begin_logs(directory: Path, study: str, who: str) -> str:
 
 
 def spawn(module: str, arguments: Sequence[str], log: Path, **environ: str) -> subprocess.Popen[bytes]:
-    """Start `python -m module` in a session of its own, its output appended to `log`.
+    """Starts `python -m module` in its own session, its output appended to `log`.
 
     It does not import from the current directory, which `-m` alone would add: the `hpo` command does not either, and a
-    study is to find its modules alike under every executor.
+    study must find the same modules under every executor.
 
-    What is secret, such as a URL with a password, goes through `environ`: other users can read arguments.
+    Secrets, such as a URL with a password, go through `environ`: other users can read arguments.
     """
     with opened(log) as output:
         return start(module, arguments, output, environ)
 
 
 def opened(log: Path) -> IO[bytes]:
-    """The log, to be appended to."""
+    """Opens the log for appending."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
@@ -59,8 +60,8 @@ def start(
     environ: Mapping[str, str],
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """As `spawn`, its output to an open file, with open `descriptors` of this process."""
-    # numpy and torch read their threads once, at import; a trial gets its own from train.num_threads.
+    """Starts a process like `spawn`, its output to an open file, with open `descriptors` of this process."""
+    # numpy and torch read their number of threads once, at import; a trial sets its own by train.num_threads.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
@@ -73,25 +74,27 @@ def start(
 
 
 class NoAnswer(Exception):
-    """A process that was asked has failed; the last line that it wrote, or that it took too long."""
+    """Raised when an asked process fails or takes too long; its text is the process's last line."""
 
 
 def ask(module: str, question: str, within: float | None = None) -> str:
-    """What `python -m module`, as `spawn` starts it, answers to `question` on its standard input, `within` seconds if
-    that is given. Raises NoAnswer."""
-    environment = os.environ | ONE | {_PARENT: str(os.getpid())}
+    """Returns the answer of `python -m module` to `question` on its standard input.
+
+    Waits `within` seconds if given. Raises NoAnswer.
+    """
+    environment = secret_environment.without(os.environ) | ONE | {_PARENT: str(os.getpid())}
     command = [sys.executable, "-P", "-m", module]
     try:
-        asked = subprocess.run(
+        process = subprocess.run(
             command, input=question, capture_output=True, text=True, env=environment, check=False, timeout=within
         )
     except subprocess.TimeoutExpired:
         raise too_late(within) from None
-    return answered(asked.returncode, asked.stdout, asked.stderr)
+    return answered(process.returncode, process.stdout, process.stderr)
 
 
 def answered(code: int, output: str, errors: str) -> str:
-    """The last line of what a process that was asked has written. Raises NoAnswer where it has failed."""
+    """Returns the last line that the process has written. Raises NoAnswer if it failed."""
     if code:
         raise NoAnswer((errors.strip().splitlines() or [f"exit code {code}"])[-1])
     return output.strip().splitlines()[-1]
@@ -102,15 +105,15 @@ def too_late(within: float | None) -> NoAnswer:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that spawned it dies; call first thing in the child.
+    """Makes the kernel kill this process when its parent dies; call it first in the child.
 
-    Only Linux has this; elsewhere the parent's death is found out by `orphaned`.
+    Only Linux supports this; elsewhere `orphaned` detects the parent's death.
     """
     if parent := os.environ.get(_PARENT):
         die_with(int(parent))
 
 
 def orphaned() -> bool:
-    """Whether the process that spawned this one is gone; False for one started by hand."""
+    """Returns whether the process that spawned this one is gone; False for one started by hand."""
     parent = os.environ.get(_PARENT)
     return parent is not None and os.getppid() != int(parent)

@@ -1,4 +1,4 @@
-"""Injects time: the clock that the driver and its strategies read, real or fake."""
+"""Injects time: real and fake clocks for the driver and its strategies, and pauses that grow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock that stands until somebody sleeps; for simulation and tests."""
+    """A clock that advances only when a caller sleeps; for simulation and tests."""
 
     def __init__(self, start: float = 0.0) -> None:
         self.now = start
@@ -43,3 +43,17 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Backoff:
+    """A pause that doubles from `first` to `longest` seconds while an operation keeps failing."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self.seconds = self._first = first
+        self._longest = longest
+
+    def grow(self) -> None:
+        self.seconds = min(2 * self.seconds, self._longest)
+
+    def reset(self) -> None:
+        self.seconds = self._first

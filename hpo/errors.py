@@ -1,22 +1,24 @@
-"""The exceptions of the search layer.
+"""Defines the exceptions of the search layer.
 
 HpoError                exit code 1
 ├── UserError           a mistake of the user's: value, place and fix in one sentence; exit code 2
 │   ├── StudyError      a study that cannot be found, loaded or declared
 │   ├── SpaceError      a search space or an override that does not fit the configuration
 │   ├── Unreported      an objective that no task reports; ends the study at once
-│   ├── DriftError      a study that is not the one the ledger knows; names what changed
-│   ├── HomeError       a home that cannot be used as the one given
-│   └── NoLedger        there is none where one was looked for
+│   ├── DriftError      a study that differs from the ledger's; names what changed
+│   ├── HomeError       a home that cannot be used
+│   └── NoLedger        the ledger that was looked for does not exist
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
-└── StorageError        the ledger cannot be opened, read or written
-    └── DamagedLedger   it holds what it cannot have been given; trying again is no help
+├── StorageError        the ledger cannot be opened, read or written
+│   ├── StorageAway     it did not answer in time, a later try may succeed; exit code 75
+│   └── DamagedLedger   it holds a value that was never written; retrying does not help
+└── StudyStopped        the study's trials fail, or none gives a result; starting it again does not help; exit code 5
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from hpo.door import option
+from trainer.files.outage import EXIT_CODE
 from trainer.quote import visible
 from trainer.redaction import redacted
 
@@ -24,59 +26,87 @@ NO_TORCH = "PyTorch, which is not installed: pip install 'hpo[train]'"
 
 
 class HpoError(Exception):
-    """Base of all errors raised on purpose; its text is one sentence for the user, without passwords and
-    without characters that act on a terminal."""
+    """The base of all errors raised on purpose.
+
+    Its text is one sentence for the user, without passwords and without characters that act on a terminal.
+    """
 
     exit_code = 1
 
-    def __init__(self, *words: Any) -> None:
+    def __init__(self, *words: object) -> None:
         super().__init__(*(visible(redacted(word)) if isinstance(word, str) else word for word in words))
 
 
 def needs_torch(error: BaseException) -> bool:
-    """Returns True where an import has failed because PyTorch is not installed."""
+    """Returns True if an import failed because PyTorch is not installed."""
     return isinstance(error, ModuleNotFoundError) and error.name == "torch"
 
 
 class UserError(HpoError):
-    """A mistake of the user's."""
+    """A mistake of the user's: a sentence, or the option at fault with its value, the reason and the fix.
+
+    The Python API and the command line each spell the option in their own form.
+    """
 
     exit_code = 2
 
+    def __init__(
+        self, *words: object, field: str | None = None, value: object = None, why: str = "", fix: str = ""
+    ) -> None:
+        if field is not None:
+            words = (f"{option(field, value)}: {'; '.join(filter(None, (why, fix)))}.",)
+        super().__init__(*words)
+        self.field, self.value = field, value
+
 
 class StudyError(UserError):
-    """A study that cannot be found, loaded or declared."""
+    """Raised when a study cannot be found, loaded or declared."""
 
 
 class SpaceError(UserError):
-    """A search space or an override that does not fit the configuration."""
+    """Raised when a search space or an override does not fit the configuration."""
 
 
 class Unreported(UserError):
-    """The task reports, and not what the study judges by."""
+    """Raised when the task reports, but not the metric of an objective."""
 
 
 class DriftError(UserError):
-    """The study differs from the one the ledger knows."""
+    """Raised when the study differs from the one in the ledger."""
 
 
 class HomeError(UserError):
-    """The home, or the ledger's file, cannot be used as it was given."""
+    """Raised when the home or the ledger's file cannot be used."""
 
 
 class NoLedger(UserError):
-    """There is no ledger where one was looked for."""
+    """Raised when the ledger that was looked for does not exist."""
 
 
 class Busy(HpoError):
-    """Another process holds the lease."""
+    """Raised when another process holds the lease."""
 
     exit_code = 3
 
 
 class StorageError(HpoError):
-    """The ledger cannot be opened, read or written."""
+    """Raised when the ledger cannot be opened, read or written."""
+
+
+class StorageAway(StorageError):
+    """Raised when the ledger's server did not answer for as long as this process waits for it."""
+
+    exit_code = EXIT_CODE
 
 
 class DamagedLedger(StorageError):
-    """The ledger holds a value that cannot have been written: names the table, the row and what to do."""
+    """Raised for a value in the ledger that cannot have been written; names the table, the row and the fix."""
+
+
+class StudyStopped(HpoError):
+    """Raised when a study has ended without a result, since its trials fail or none gives a value.
+
+    Its own code or declaration is to be corrected: starting it again would only train more trials to the same end.
+    """
+
+    exit_code = 5

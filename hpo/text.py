@@ -1,27 +1,31 @@
-"""Words for people: counts, tables, and the next command as they can type it."""
+"""Formats text for people: counts, tables, and commands that they can type."""
 
 from __future__ import annotations
 
 import difflib
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
+from hpo.door import flag, step
 from trainer.redaction import redacted
 
-_given: dict[str, str] = {}  # flag -> value, as typed for the command that this process runs
+_given: dict[str, str] = {}  # option -> value, as typed for this process's command
 _home: ContextVar[str | None] = ContextVar("home", default=None)
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 trial`, `2 trials`."""
+    """Returns `1 trial` or `2 trials`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """`1 study, 2 trials`, of nouns in the plural."""
+    """Returns `1 study, 2 trials` from counts by plural nouns."""
     return ", ".join(f"{count} {_one(noun) if count == 1 else noun}" for noun, count in counts.items())
 
 
@@ -30,23 +34,23 @@ def _one(noun: str) -> str:
 
 
 def portion(count: int, of: object, noun: str) -> str:
-    """`1 of 10 trials`, or `1 trial` where there is no bound."""
+    """Returns `1 of 10 trials`, or `1 trial` without a bound."""
     return f"{count} of {of} {noun}{'' if of == 1 else 's'}" if of else counted(count, noun)
 
 
 def endings(paths: Iterable[str]) -> dict[str, str]:
-    """Of each dotted path the shortest ending that no other one has: `optim.lr` beside `schedule.lr`, else `lr`.
+    """Returns the shortest unique ending of each dotted path: `optim.lr` beside `schedule.lr`, else `lr`.
 
-    What says nothing by itself, `name` or a number, takes the part before it along.
+    An ending that starts with `name` or a number, which mean nothing alone, includes the preceding part too.
     """
     parts = {path: path.split(".") for path in paths}
 
     def ending(path: str) -> str:
-        own = parts[path]
-        for begin in range(len(own) - 1, 0, -1):
-            tail = own[begin:]
-            alone = sum(other[-len(tail) :] == tail for other in parts.values()) == 1
-            if alone and tail[0] != "name" and not tail[0].isdigit():
+        own_parts = parts[path]
+        for begin in range(len(own_parts) - 1, 0, -1):
+            tail = own_parts[begin:]
+            unique = sum(other[-len(tail) :] == tail for other in parts.values()) == 1
+            if unique and tail[0] != "name" and not tail[0].isdigit():
                 return ".".join(tail)
         return path
 
@@ -54,24 +58,24 @@ def endings(paths: Iterable[str]) -> dict[str, str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, their cells below each other."""
+    """Returns rows as lines with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def given(flag: str, value: str) -> None:
-    """Remember a flag of the running command, for the commands that it names."""
-    _given[flag] = value
+def given(name: str, value: str) -> None:
+    """Remembers an option of the running command, for the commands that its output names."""
+    _given[name] = value
 
 
 def forget() -> None:
-    """End the command."""
+    """Forgets the options of the command."""
     _given.clear()
 
 
 @contextmanager
 def from_anywhere(home: str) -> Iterator[None]:
-    """Commands that are named within lead to this home from whatever directory, as those of a page must."""
+    """Makes the commands named in the block refer to this home from any directory, as needed on a page."""
     token = _home.set(home)
     try:
         yield
@@ -80,26 +84,30 @@ def from_anywhere(home: str) -> Iterator[None]:
 
 
 def command(words: str) -> str:
-    """`hpo` and `words`, followed by the flags that lead the next command to where this one was led.
+    """Returns `hpo` and `words`, with the flags that give the next command the same home and ledger as this one.
 
-    A URL with a password is left to the environment: what is printed may be kept in a log.
+    If the running `hpo` is not on PATH, it is written with the path by which it was called. A URL with a password is
+    left to the environment, since the output may be kept in a log.
     """
-    flags = ("--home", "--tracking-uri") if words.split()[0] == "ui" else ("--home", "--storage")
-    known = _given | ({"--home": home} if (home := _home.get()) else {})
-    return " ".join(["hpo", words, *(f"{flag} {_quoted(flag, known[flag])}" for flag in flags if flag in known)])
+    names = ("home", "tracking_uri") if words.split()[0] == "ui" else ("home", "storage")
+    known = _given | ({"home": home} if (home := _home.get()) else {})
+    text = step(" ".join([words, *(f"{flag(name)} {_quoted(name, known[name])}" for name in names if name in known)]))
+    if home or Path(sys.argv[0]).name != "hpo" or shutil.which("hpo"):
+        return text
+    return text if text.startswith("hpo.") else shlex.quote(sys.argv[0]) + text.removeprefix("hpo")
 
 
-def _quoted(flag: str, value: str) -> str:
-    if redacted(value) == value:  # and not redacted_url: a directory may be called `q?x`
+def _quoted(name: str, value: str) -> str:
+    if redacted(value) == value:  # not redacted_url: a directory may be called `q?x`
         return shlex.quote(value)
-    return f'"${{HPO_{flag[2:].upper().replace("-", "_")}:?export the URL that {flag} had}}"'
+    return f'"${{HPO_{name.upper()}:?export the URL that {flag(name)} had}}"'
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'a' or 'b'?` for those of `known` that resemble `name` most, three at most; else an empty string.
+    """Returns `; did you mean 'a' or 'b'?` with the at most three names in `known` most similar to `name`, else "".
 
-    Paths resemble each other by their last parts first, of which `lr` stands for `learning_rate` too, then by parents.
-    A name that goes on from a known one by a word of its own, `atft_production` from `atft`, means that one.
+    Paths are compared by their last parts first, where `lr` also stands for `learning_rate`, then by parents. A name
+    that extends a known one by a word, such as `atft_production` for `atft`, matches that one.
     """
     parent, _, leaf = name.rpartition(".")
     short = "".join(word[:1] for word in leaf.split("_")) if "_" in leaf else leaf
@@ -117,17 +125,17 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def resemblance(a: str, b: str) -> float:
-    """1 of equal names, 0 of names that have nothing in common."""
+    """Returns 1 for equal names, 0 for names that have nothing in common."""
     return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def megabytes(size: int) -> str:
-    """`1.2 MB`, or `3.4 GB`."""
+    """Returns `1.2 MB`, or `3.4 GB`."""
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
 def spelled(seconds: float) -> str:
-    """The time as `parse_time` reads it, to the second: `1h30m`."""
+    """Returns the time to the second in the form that `parse_time` reads: `1h30m`."""
     left, text = max(round(seconds), 0), ""
     for unit, size in UNITS.items():
         count, left = divmod(left, size)

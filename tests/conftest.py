@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +25,7 @@ import sqlalchemy as sa
 import warm
 from hypothesis import settings
 
+from hpo import text
 from hpo.storage.home import Home
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch, and for every process a test starts
@@ -41,6 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 warm.install(always_cold=os.environ.get("HPO_COLD") == "1")
 for _name in [name for name in os.environ if name.startswith(("HPO_", "MLFLOW_"))]:
     del os.environ[_name]
+os.environ["HPO_OUTAGE_WAIT"] = "0"  # a test that waits for a server says how long
+os.environ["HPO_LEARN_FROM"] = "none"  # what a test finds is its own, whatever studies share its home
 for _name in (
     "MAKEFLAGS",
     "MAKELEVEL",
@@ -112,6 +116,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         warm.look, Prepared.possible = warm.looked_at_by_nobody, possible
 
 
+@pytest.fixture(autouse=True)
+def _flags_end_with_the_test() -> Iterator[None]:
+    """Forget the flags of a command that a test has run in this process and not ended, as completion does."""
+    yield
+    text.forget()
+
+
+@pytest.fixture(autouse=True)
+def _modules_end_with_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forgets the modules that a test has imported from a temporary directory: Python imports a name once, so another
+    test's file of that name would be passed over."""
+    before, temporary = set(sys.modules), f"{tmp_path_factory.getbasetemp()}{os.sep}"
+    yield
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(temporary):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     """A home that does not exist yet."""
@@ -121,7 +143,7 @@ def home(tmp_path: Path) -> Home:
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory) -> Path:
     """An initialised database: making one anew takes seconds."""
-    from hpo.tracking.mlflow_store import initialise
+    from hpo.tracking.mlflow.store import initialise
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     (path.parent / "mlflow.db.new").write_bytes(b"left by one that was killed while making it")
@@ -144,6 +166,7 @@ class PostgresServer:
                     raise
         self.url = sa.make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
         self._sockets = self._server.get_postmaster_info().socket_dir
+        self.programs = Path(self._server.bin_path)  # psql and the like
 
     def stop(self) -> None:
         """End it as a crash would: nothing is flushed, every connection breaks."""
@@ -237,8 +260,7 @@ def bucket(_s3_server, tmp_path, monkeypatch) -> str:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     name = f"checkpoints-{next(_buckets)}"
-    with Bucket(f"s3://{name}")._asking() as client:
-        client.create_bucket(Bucket=name)
+    Bucket(f"s3://{name}")._asked(lambda client: client.create_bucket(Bucket=name))
     return f"s3://{name}/of/mine"
 
 
@@ -317,3 +339,12 @@ def ray_cluster(_ray_address, monkeypatch) -> str:
     """
     monkeypatch.setenv("RAY_ADDRESS", _ray_address)
     return _ray_address
+
+
+@pytest.fixture(autouse=True)
+def _leases_end_with_the_test() -> Iterator[None]:
+    """Fails a test that leaves a lease renewed: the thread would write into its ledger while other tests run."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.endswith(" lease")]
+    assert not left, f"still renewed after the test: {left}"

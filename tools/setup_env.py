@@ -11,6 +11,7 @@ import argparse
 import fcntl
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,15 +25,30 @@ CPU_BUILD, CUDA_BUILD = "torch-cpu", "torch-cuda"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # What each set takes of the extras and groups of pyproject.toml; any other name is an extra, with hpo's dependencies.
 RUN = ("base", "train", "ui", "plots", "text", "report", "serve")
-EXTRAS = ("postgres", "images", "llm", "fp8", "onnx", "ray", "s3", "lightning", "keras", "xgboost", "lightgbm")
+EXTRAS = (
+    "postgres",
+    "images",
+    "llm",
+    "fp8",
+    "onnx",
+    "ray",
+    "s3",
+    "lightning",
+    "keras",
+    "xgboost",
+    "lightgbm",
+    "apprise",
+    "metrics",
+)
 TRACKERS = ("dashboard", "wandb", "tensorboard")
 SETS = {
     "run": RUN,
     "lm": ("base", "train", "llm"),
-    "test": (*RUN, *EXTRAS, *TRACKERS, "docs", "test"),
+    "test": (*RUN, *EXTRAS, *TRACKERS, "docs", "test", "supply"),
     "lint": (*RUN, *EXTRAS, *TRACKERS, "lint"),
     "docs": ("base", "docs"),
     "lock": ("lock",),
+    "supply": (*RUN, "supply"),
 }
 _ENTRY = re.compile(
     r"^# (?P<download>\d+) (?P<unpacked>\d+) (?P<tags>.+)\n"
@@ -129,6 +145,7 @@ class Environment:
         """Returns the environment at `path`, made anew with the Python that runs this where none runs there."""
         environment = cls.at(path)
         if environment is None:
+            print(f"Making {path} with Python {_dotted(sys.version_info[:3])}.", flush=True)
             shutil.rmtree(path, ignore_errors=True)
             _call([sys.executable, "-m", "venv", str(path)])
             environment = cls.at(path)
@@ -265,7 +282,8 @@ def _is_older(environment: Environment, declaration: Path) -> bool:
 
 
 def _call(command: list[str]) -> None:
-    if status := subprocess.run(command).returncode:
+    quiet = os.environ | {"PYTHONWARNINGS": "ignore"}  # setuptools warns of each editable installation
+    if status := subprocess.run(command, env=quiet).returncode:
         sys.exit(f"{' '.join(command)} ended with {status}.")
 
 

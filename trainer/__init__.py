@@ -1,8 +1,8 @@
-"""Pure training. Never imports hpo, studies, optuna, mlflow or ray."""
+"""Trains models. Never imports hpo, studies, optuna, mlflow or ray."""
 
 import os
 
-# Without this MKL's matrix products round by where their operands begin in memory (on an AMD EPYC in most small
-# shapes), so that a lane's bits would depend on its row. MKL reads it at its first call; there it costs no time.
-# Intel, "Developer Guide for oneMKL", Obtaining Numerically Reproducible Results.
+# Without this the rounding of MKL's matrix products depends on their operands' addresses (on an AMD EPYC in most small
+# shapes), so that the bits of a model that trains among others would depend on its row. MKL reads it at its first
+# call; it costs no time there. Intel, "Developer Guide for oneMKL", Obtaining Numerically Reproducible Results.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

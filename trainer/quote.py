@@ -1,4 +1,4 @@
-"""Quotes values in messages: long ones shortened, characters that act on a terminal as escapes."""
+"""Quotes values in messages: long ones shortened, characters that act on a terminal escaped."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import unicodedata
 from typing import Any
 
 MOST = 200  # characters of a value
-# Categories of characters that a reader does not see and a terminal or a page may obey: controls, marks of direction
-# (Boucher and Anderson 2021, "Trojan Source") and other formats, halves of surrogate pairs, separators of lines.
+# Categories of characters that a reader does not see and a terminal or a page may obey: controls, direction marks
+# (Boucher and Anderson 2021, "Trojan Source") and other formats, surrogates, line separators.
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-# A quoted text, whose quotation marks stand at its ends where an apostrophe stands within a word; or a word.
+# A quoted text, whose quotation marks are at word ends, unlike an apostrophe; or a word.
 _LONG = re.compile(rf"(?<!\w)'[^']{{{MOST},}}'(?!\w)|\"[^\"]{{{MOST},}}\"|\S{{{2 * MOST},}}")
 
 
 def shortened(text: str, most: int = MOST) -> str:
-    """`text`, or its first quarter and its length where it has more than `most` characters."""
+    """Returns `text`, or its first quarter and its length if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 4]}... ({len(text)} characters)"
 
 
 def quoted(value: Any, most: int = MOST) -> str:
-    """`repr(value)`, shortened; of a whole number with more digits than Python writes, how many it has."""
+    """Returns `repr(value)`, shortened; for an integer with more digits than Python writes, the number of digits."""
     try:
         return shortened(repr(value), most)
     except ValueError:  # Python's limit on digits
@@ -31,13 +31,12 @@ def quoted(value: Any, most: int = MOST) -> str:
 
 
 def unseen(character: str) -> bool:
-    """Returns True for a character that a reader does not see, line ends and tabs apart."""
+    """Returns True for a character that a reader does not see, other than line ends and tabs."""
     return character not in "\n\t" and unicodedata.category(character) in _UNSEEN
 
 
 def visible(text: str) -> str:
-    """Returns `text` with its unseen characters as escapes, such as `\\u001b`, so that nothing in it acts on what
-    shows it."""
+    """Returns `text` with its unseen characters escaped, such as `\\u001b`, so that none acts on its display."""
     if text.isprintable():
         return text
     return "".join(_escape(character) if unseen(character) else character for character in text)
@@ -49,12 +48,14 @@ def _escape(character: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Returns `text` as `visible` does, with its line ends and tabs as escapes too."""
+    """Returns `text` as `visible` does, with line ends and tabs escaped too."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def shorten_quoted(sentence: str) -> str:
-    """A sentence with what it quotes at length shortened, in quotation marks or as one word; one that is longer than
-    six such values all the same, as by a path with spaces, loses its middle."""
+    """Returns a sentence with long values shortened, whether in quotation marks or a single word.
+
+    A sentence that is still longer than six such values, as by a path with spaces, loses its middle.
+    """
     text = _LONG.sub(lambda match: shortened(match[0]), sentence)
     return text if len(text) <= 6 * MOST else f"{text[: 3 * MOST]} ... {text[-2 * MOST :]}"

@@ -1,4 +1,4 @@
-"""The interface of the ranks that train a trial, as one process answers it."""
+"""Defines the interface of the ranks that train a trial, implemented for a single process."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from trainer.checkpoint.saver import Alone
 from trainer.checkpoint.store import CheckpointStore
+from trainer.compat import foreach
 from trainer.config import OptimConfig
 from trainer.errors import TrainerError
 from trainer.optim import build as optim
@@ -28,68 +29,70 @@ _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class Solo(Alone):
-    """What `trainer/loop.py` asks of the ranks that train a trial, and the answers of a process that is alone.
+    """The interface of the ranks to `trainer/loop.py`, implemented for a single process.
 
     Every rank calls every method at the same point of the loop.
     """
 
     ranks = 1
-    shares = 1  # into which every batch is divided
-    share = 0  # the one that is this rank's
-    stage = 0  # of a pipeline, the one that this rank is at
-    micro_batch_size: int | None = None  # the largest that may be, if less than is configured
-    sharded = False  # whether a rank holds parts of parameters
-    stream: tuple[int, ...] = ()  # what tells this rank's random numbers from the others'
+    shares = 1  # parts into which every batch is divided
+    share = 0  # number of this rank's part
+    stage = 0  # the pipeline's stage that this rank computes
+    micro_batch_size: int | None = None  # an upper limit, if less than configured
+    sharded = False  # True if a rank holds parts of parameters
+    stream: tuple[int, ...] = ()  # counters that set this rank's random numbers apart
 
     def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> tuple[Reporter, CheckpointStore]:
-        """The reporter and the store through which all ranks speak as one."""
+        """Returns the reporter and the store through which all ranks act as one."""
         return reporter, checkpoints
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
-        """The model as this rank holds it: its own, or its part of it."""
+        """Returns the model as this rank holds it: whole, or its part of it."""
         return model
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
         return optim.build(config, model)
 
     def keeper(self, optimizer: Optimizer) -> Optimizer:
-        """The one that keeps what this rank keeps of the optimizer's state."""
+        """Returns the optimizer that keeps this rank's optimizer state."""
         return optimizer
 
     def names(self, model: nn.Module) -> list[str]:
-        """Of all parameters of the whole model."""
+        """Returns the names of all parameters of the whole model."""
         return [name for name, _ in model.named_parameters()]
 
     def module(self, model: nn.Module) -> nn.Module:
-        """What `Task.loss` is given of the model, which may be compiled: calling it also arranges for the gradients'
-        reduction."""
+        """Returns the module for `Task.loss`, which may be compiled.
+
+        Calling it also sets up the gradients' reduction.
+        """
         return model
 
     def rehearse(self, model: nn.Module) -> list[Tensor]:
-        """In place of `module`, where nothing but memory counts: what this rank keeps beside model and optimizer."""
+        """Returns this rank's tensors besides model and optimizer; called instead of `module` if only memory counts."""
         return []
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
-        """Before the first step of every start, fresh or resumed: settle whatever a first backward pass settles."""
+        """Runs the one-time set-up of a first backward pass, before the first step of every start, fresh or resumed."""
 
     def everyone(self, value: Any) -> list[Any]:
-        """What each of all ranks gives."""
+        """Returns the values of all ranks."""
         return [value]
 
     def earliest(self, found: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str]:
-        """The least of what all ranks have found, of equals the first rank's; with its rank, if it is another's."""
+        """Returns the minimum over all ranks, with its rank if it is another's; ties go to the lowest rank."""
         return found
 
     def leaving(self, reporter: Reporter) -> bool:
-        """Whether all ranks are to leave now."""
+        """Returns True if all ranks must leave now."""
         return reporter.preempted
 
     def backward(self, last: bool) -> AbstractContextManager[object]:
-        """Surrounds forward and backward of a micro-batch; the gradients are complete after a window's `last`."""
+        """Returns the context of a micro-batch's passes; the gradients are complete after a window's `last`."""
         return _NOTHING
 
     def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
-        """A forward and a backward pass of each micro-batch; its loss, where this rank knows it."""
+        """Runs a forward and a backward pass of each micro-batch; yields its loss if this rank knows it."""
         for i, batch in enumerate(batches):
             with self.backward(last=i == len(batches) - 1):
                 loss = loss_of(i, batch)
@@ -100,47 +103,47 @@ class Solo(Alone):
             yield loss
 
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        """The window's numbers over all ranks, and in `params` the gradients of their sum."""
+        """Returns the window's numbers over all ranks, and leaves in `params` the gradients of their sum."""
         return window
 
     def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
-        """Of `total`, what concerns the gradients, in a window of so many samples."""
+        """Reduces the gradients, as a part of `total`, in a window of `count` samples."""
 
     def communication(self) -> dict[str, float]:
-        """The metric `time/communication_share`, where it is measured."""
+        """Returns the metric `time/communication_share`, if it is measured."""
         return {}
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Put the sum over all shares in place of each tensor."""
+        """Replaces each tensor by its sum over all shares."""
 
     def local(self, tensors: list[Tensor]) -> list[Tensor]:
-        """This rank's parts of them, which share their memory."""
+        """Returns this rank's parts of the tensors, which share their memory."""
         return tensors
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of the whole model's gradient: `get_total_norm`, without its grouping where all is of one kind."""
+        """Returns the norm of the whole model's gradient: `get_total_norm`, without grouping if all are of one kind."""
         if len({(g.device, g.dtype) for g in gradients}) != 1:
             return nn.utils.get_total_norm(gradients)
         return torch.linalg.vector_norm(torch.stack([*self.norms(gradients)]))
 
     def norms(self, gradients: Sequence[Tensor]) -> Iterable[Tensor]:
-        """The norm of each of them."""
-        return torch._foreach_norm([*gradients])
+        """Returns the norm of each gradient."""
+        return foreach.norm([*gradients])
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Of this rank's state, what it saves; found without the others."""
+        """Returns the part of this rank's state that it saves; not a collective call."""
         return state
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The same, and on rank 0 a name for all that the others save: what one process would have."""
+        """Returns the same and, on rank 0, names for all that the others save: the state of a single process."""
         return self.own(state)
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
-        """This rank's of such a state."""
+        """Returns this rank's part of such a state."""
         return state
 
     def merged(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """What every rank has found of the part of the model that it holds, by name, together."""
+        """Returns the results of all ranks on their parts of the model, by name."""
         return mine
 
 
@@ -148,7 +151,7 @@ ALONE = Solo()
 
 
 def values_of(model: nn.Module) -> list[Tensor]:
-    """Copies of all buffers."""
+    """Returns copies of all buffers."""
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 

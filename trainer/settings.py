@@ -1,4 +1,4 @@
-"""The process-wide settings of a fit: put in place for it, and back afterwards, so that a warm process stays clean."""
+"""Applies the process-wide settings of a fit, and restores the previous ones, so that a warm process stays clean."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainer.compat.compiler import has_cpp_compiler
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.compiled import unlimited
@@ -22,7 +23,7 @@ _COMPILERS = "TORCHINDUCTOR_DETERMINISTIC"
 
 @contextmanager
 def runtime(config: TrainConfig) -> Iterator[torch.device]:
-    """Set threads and determinism for `config`, give the device, and restore what was there before."""
+    """Sets threads and determinism for `config`, yields the device, and restores the previous settings."""
     device = pick_device(config.device)
     check(config, device)
     if config.compile and device.type == "cpu":
@@ -33,25 +34,25 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
     filling: Any = torch.utils.deterministic
     filled = filling.fill_uninitialized_memory
     if config.deterministic:
-        # cuBLAS reads this when its first handle is made, so it has to stand before CUDA is used.
+        # cuBLAS reads this when its first handle is made, so it must be set before CUDA is used.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         torch.set_num_threads(config.num_threads)
-        _set_deterministic(_ERROR if config.deterministic else _DEFAULT, config.compile)
+        _set_deterministic(_ERROR if config.deterministic else _DEFAULT, bool(config.compile))
         torch.backends.cudnn.benchmark = not config.deterministic
         # Writing NaN over all memory before its first use only matters to a model that reads what it never wrote, and
         # takes 2 to 4 % of a step.
         filling.fill_uninitialized_memory = False
         torch.set_float32_matmul_precision(matmul_precision(config.precision))
         device = numbered(device)
-        # What is asked without a device concerns the current one: seeds, waits, memory.
+        # Calls without a device concern the current one: seeds, waits, memory.
         current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with current, unlimited() if config.compile else nullcontext():
             yield device
     finally:
         torch.set_num_threads(threads)
-        _set_deterministic(before, config.compile)
-        os.environ.pop(_COMPILERS, None)  # which the task may have removed
+        _set_deterministic(before, bool(config.compile))
+        os.environ.pop(_COMPILERS, None)  # the task may have removed it
         os.environ |= {} if compilers is None else {_COMPILERS: compilers}
         torch.backends.cudnn.benchmark = benchmark
         filling.fill_uninitialized_memory = filled
@@ -59,8 +60,10 @@ def runtime(config: TrainConfig) -> Iterator[torch.device]:
 
 
 def _set_deterministic(mode: int, compiles: bool) -> None:
-    """As torch.use_deterministic_algorithms, which also tells torch's compiler, and imports it for that; one that is
-    imported later, by a study's own torch.compile, reads the environment."""
+    """Does the same as torch.use_deterministic_algorithms, but imports torch's compiler only if it is used.
+
+    A compiler that is imported later, by a study's own torch.compile, reads the environment.
+    """
     os.environ[_COMPILERS] = "1" if mode != _DEFAULT else "0"
     if compiles or "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(mode != _DEFAULT, warn_only=mode == _WARN)
@@ -69,9 +72,5 @@ def _set_deterministic(mode: int, compiles: bool) -> None:
 
 
 def _check_compiler() -> None:
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler as error:
-        raise ConfigError("train.compile needs a C++ compiler: install g++, set CXX, or leave it out.") from error
+    if not has_cpp_compiler():
+        raise ConfigError("train.compile needs a C++ compiler: install g++, set CXX, or leave it out.")

@@ -1,7 +1,7 @@
-"""Holds everything that must survive: one dict with a named item for each thing that training changes.
+"""Holds the state that must survive: one dict with a named item for everything that training changes.
 
-What the configuration or the seed determines is not state: no random generator, no schedule but its plateau, no
-hyperparameter. So a checkpoint can be trained on under another configuration.
+Values that the configuration or the seed determines are not state: no random generator, no schedule other than its
+plateau, no hyperparameter. So training can continue from a checkpoint under another configuration.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainer.metrics.monitor import EarlyStopping, read
 from trainer.model.averaging import Average
 from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
-from trainer.optim.kept import Kept
 from trainer.optim.lookahead import Lookahead
+from trainer.optim.optimizer_state import Kept
 from trainer.optim.schedule import Plateau
 from trainer.runtime.epochs import Epochs
-from trainer.runtime.saved import Saved
+from trainer.runtime.model_state import Saved
 
 STATE_ITEMS = (
     "model",
@@ -49,12 +49,12 @@ STATE_ITEMS = (
 
 @dataclass
 class TrainState:
-    """The moving parts of a fit. `step` windows are done in all, `position` of the `windows` of epoch `epoch`; `epochs`
-    says how many each epoch has.
+    """The state of a fit that changes. `step` windows are done in all, `position` of the `windows` of epoch `epoch`.
 
-    `micro_batch_size` may have become less than what is configured, for want of memory. `keeper` is the optimizer that
-    keeps the state, if another. `parallel` is how ranks share the work, `loaded_parallel` how they did where the state
-    was saved. `report` is the report of a closed epoch that the state is saved with, so that it can be made again.
+    `epochs` has the number of windows in each epoch. `micro_batch_size` may be less than configured, if memory ran out.
+    `keeper` is the optimizer that keeps the state, if another. `parallel` is how ranks share the work,
+    `loaded_parallel` how they did when the state was saved. `report` is the report of a closed epoch that the state is
+    saved with, so that it can be made again.
     """
 
     model: nn.Module
@@ -87,7 +87,7 @@ class TrainState:
         return self.epochs.length(self.epoch)
 
     def watch(self, metrics: Mapping[str, float], config: TrainConfig) -> None:
-        """Updates what follows an epoch's metrics. Raises ConfigError where one that is monitored is missing."""
+        """Updates the parts that follow an epoch's metrics. Raises ConfigError if a monitored one is missing."""
         if config.schedule.name == "plateau":
             self.plateau.update(read(metrics, config.schedule.plateau.monitor, "schedule.plateau.monitor"))
         if config.early_stopping.monitor is not None:
@@ -96,9 +96,11 @@ class TrainState:
             read(metrics, config.checkpoint.monitor, "checkpoint.monitor")
 
     def state_dict(self) -> dict[str, Any]:
-        """The items by name; their leaves are tensors and JSON values. Tensors are those in use, not copies, and
-        parameters themselves, so that whoever saves them knows which are trained."""
-        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # of each rank
+        """Returns the items by name; their leaves are tensors and JSON values.
+
+        Tensors are not copied, and parameters stay parameters, so that the saver knows which are trained.
+        """
+        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # one list for each rank
         return compiled | {
             "model": self._saved.state(),
             "optimizer": self._kept.state(),
@@ -122,9 +124,9 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what `state_dict` gave. Raises ConfigError where it belongs to another model or batch size."""
+        """Loads the result of `state_dict`. Raises ConfigError if it belongs to another model or batch size."""
         omitted = _omitted()
-        for item, load in {
+        for name, load in {
             "model": self._load_model,
             "optimizer": self._kept.load,
             "lookahead": lambda value: self.lookahead and self.lookahead.load(value),
@@ -140,23 +142,25 @@ class TrainState:
             "position": self._load_position,
             "report": lambda value: setattr(self, "report", value),
         }.items():
-            if item not in omitted:
-                load(state[item])
+            if name not in omitted:
+                load(state[name])
         if self.compiled is not None and "compiled" not in omitted:
             shapes = state.get("compiled", [])
             self.compiled.load(shapes[0] if len(shapes) == 1 else [])
 
     def check_epochs_left(self, config: TrainConfig) -> None:
-        """Raise ConfigError where the checkpoint of `resume_from` has as many epochs as are to be trained."""
+        """Raises ConfigError if the checkpoint of `resume_from` already has the configured number of epochs."""
         if self.epoch >= config.num_epochs:
             raise ConfigError(
-                f"train.resume_from ({config.resume_from}) has {self.epoch} epochs behind it and "
+                f"train.resume_from ({config.resume_from}) has trained {self.epoch} epochs and "
                 f"train.num_epochs is {config.num_epochs}: raise num_epochs."
             )
 
     def start_from(self, state: dict[str, Any], part: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """As `load_state_dict`, of this rank's part of a checkpoint from elsewhere, which may hold anything. Raises
-        CheckpointError where that is no state of a fit."""
+        """Loads this rank's part of a checkpoint from elsewhere, which may hold anything.
+
+        Raises CheckpointError if it is not the state of a fit.
+        """
         try:
             self.load_state_dict(part(state))
             if not all(type(count) is int and count >= 0 for count in (self.step, self.epoch, self.position)):
@@ -167,7 +171,7 @@ class TrainState:
             ) from error
 
     def load_weights(self, state: dict[str, Any]) -> None:
-        """Take from what `state_dict` gave the weights, and all that follows them from step to step."""
+        """Loads from the result of `state_dict` the weights, and all that follows them from step to step."""
         self._load_model(state["model"])
         self._kept.load(state["optimizer"])
         self.average.load(state["average"])
@@ -200,5 +204,5 @@ class TrainState:
 
 
 def _omitted() -> set[str]:
-    """Items that a test leaves out, to show that each of them matters."""
+    """Returns the items that a test leaves out, to show that each of them matters."""
     return set(os.environ.get("HPO_OMIT_STATE", "").split(",")) if os.environ.get("HPO_TESTING") == "1" else set()

@@ -1,4 +1,4 @@
-"""One optimizer step: from a window of micro-batches to changed weights."""
+"""Takes one optimizer step: from a window of micro-batches to changed weights."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from trainer.config import TrainConfig
-from trainer.data.loader import Filler, to_device
+from trainer.data.device_copies import DeviceCopies
+from trainer.data.loader import Filler
 from trainer.errors import TrainerError
 from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.clip import GradientRules
-from trainer.gradients.nonfinite import skips_on_device
+from trainer.gradients.nonfinite import Flags, skips_on_device
 from trainer.gradients.penalty import differentiable, penalised
 from trainer.model.offload import Offload
 from trainer.model.precision import autocast, underflow
 from trainer.model.running_statistics import RunningStatistics
 from trainer.optim.sam import Sam
 from trainer.optim.sophia import Sophia
-from trainer.optim.unmarked import unmarked
+from trainer.optim.unwrapped_step import unmarked
 from trainer.ranks import Solo
 from trainer.runtime.seeding import derive, seed_all
 from trainer.runtime.window import Window
@@ -34,7 +35,7 @@ Jump = tuple[float, float]  # the loss of a window that jumped, and the norm of 
 
 
 class Stepper:
-    """Takes the steps of `state`, of which the whole training has `total`."""
+    """Takes the steps of `state`; the whole training has `total`."""
 
     def __init__(
         self,
@@ -57,12 +58,16 @@ class Stepper:
         self.offloaded = Offload(config.activations, device)
         needs_numbers = state.lookahead is not None or config.rollback.enabled
         self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
-        self.updating = False  # while weights change: nothing that happens then can be tried again
+        self.flags = Flags(device)
+        self.to_device = DeviceCopies(device)
+        self.updating = False  # while weights change: an error then cannot be retried
         self._step = unmarked(state.optimizer)
 
     def take(self, batches: list[Any], lr: float) -> Jump | None:
-        """One optimizer step; none if the loss or the gradient is not finite, or there is nothing to learn from, or the
-        loss has jumped, which is answered with that loss and norm."""
+        """Takes one optimizer step. Returns the loss and the norm if the loss has jumped, in which case it takes none.
+
+        It also takes none if the loss or the gradient is not finite, or there is nothing to learn from.
+        """
         s = self.state
         for group in s.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
@@ -95,22 +100,22 @@ class Stepper:
         return None
 
     def _update_on_device(self, window: Window, norm: float | Tensor) -> None:
-        """The same without waiting for the device: its fused optimizer obeys the flag."""
-        s, finite = self.state, torch.isfinite(torch.as_tensor(norm + window.loss))
+        """Updates the weights without waiting for the device: its fused optimizer obeys the flag."""
+        s, bad = self.state, self.flags.of(norm, window.loss)
         if s.loss_scale is not None:
-            s.loss_scale.update(finite)
-        s.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            s.loss_scale.update(bad == 0)
+        s.optimizer.found_inf = bad  # type: ignore[attr-defined]
         self._step()
-        self.statistics.restore_unless(finite)
-        s.average.update(s.step + 1, finite)
+        self.statistics.restore_where(bad)
+        s.average.update(s.step + 1, bad)
         if (s.step + 1) % self.config.guard.max_consecutive == 0:
             self.drain()
 
     def _gradient(self, batches: list[Any]) -> tuple[Window, float | Tensor]:
-        """The window, with its gradient divided and all rules followed in place, and the norm after the division.
+        """Returns the window, its gradient divided and all rules applied in place, and the norm after the division.
 
-        What SAM and Sophia add are passes over the same window with the same seeds, so with the same dropout. The
-        window's loss is that of the first pass; a norm that is not finite in any of them skips the step.
+        SAM and Sophia add passes over the same window with the same seeds, so with the same dropout. The window's loss
+        is that of the first pass; a norm that is not finite in any of them skips the step.
         """
         s = self.state
         window = self.passes(batches, self.probe)
@@ -120,14 +125,14 @@ class Stepper:
         lost = None if s.loss_scale is None else underflow([p.grad for p in self.params if p.grad is not None])
         norm = self.rules.apply(window, s.step, wait=not self.deferred)
         if isinstance(s.optimizer, Sophia):
-            norm = norm + 0.0 * self._curvature(s.optimizer, batches, window)  # nothing, or NaN
+            norm = norm + 0.0 * self._curvature(s.optimizer, batches, window)  # adds 0 or NaN
         if s.loss_scale is not None and lost is not None:
             window = replace(window.times(1 / self._scale), answered=s.loss_scale.answers)
             window.terms["underflow"] = lost * window.count
         return window, norm
 
     def _curvature(self, optimizer: Sophia, batches: list[Any], window: Window) -> float | Tensor:
-        """Have it look, where the window is due for it; the norm of what it saw."""
+        """Lets the optimizer observe the curvature if that is due; returns the norm of the estimate."""
         optimizer.forget()
         if not optimizer.due(self.state.step):
             return 0.0
@@ -137,7 +142,7 @@ class Stepper:
             return optimizer.observe(losses, window.count, seed, self.ranks.add_up)
 
     def passes(self, batches: list[Any], probe: NoiseProbe | None = None) -> Window:
-        """A forward and a backward pass of each micro-batch, and what they add up to over all ranks."""
+        """Runs a forward and a backward pass of each micro-batch; returns their totals over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
         with differentiable(self.config.gradients):
@@ -155,29 +160,31 @@ class Stepper:
 
     @property
     def _scale(self) -> Tensor:
-        """What fp16's sums and counts are multiplied by: the factor that a mean over a whole batch would have."""
+        """Returns the factor of fp16's sums and counts: the one that a mean over a whole batch would have."""
         assert self.state.loss_scale is not None
         return self.state.loss_scale.factor / self.config.batch_size_at(self.state.epoch)
 
     def loss(self, micro_step: int, batch: Any) -> Loss:
-        """The loss of one micro-batch, as it is differentiated."""
+        """Returns the loss of one micro-batch that is differentiated."""
+        if self.state.compiled is not None:
+            self.state.compiled.begin(micro_step, self.params)
         seed_all(derive(self.config.seed, "step", self.state.step, micro_step, *self.ranks.stream))
-        batch = to_device(batch, self.device)
+        batch = self.to_device(batch)
         self.task.progress, self.task.step = self.state.step / self.total, self.state.step
         filler = isinstance(batch, Filler)
-        given = batch.batch if filler else batch
+        samples = batch.batch if filler else batch
         self.task.filler = filler
         with differentiable(self.config.gradients):
-            loss = penalised(self.config.gradients, self.state.model, lambda: self.task_loss(given))
+            loss = penalised(self.config.gradients, self.state.model, lambda: self.task_loss(self.task, samples))
         self.task.filler = False
         loss = loss.times(0) if filler else loss
         return loss if self.state.loss_scale is None else loss.times(self._scale)
 
-    def task_loss(self, batch: Any) -> Loss:
-        """What the task says of a batch on the device, looked at."""
+    def task_loss(self, task: Task, batch: Any) -> Loss:
+        """Returns the checked loss of `task` for a batch on the device."""
         with autocast(self.config.precision, self.device), self.offloaded():
-            loss = self.task.loss(self.module, batch)
-        loss = checked(self.task, loss)
+            loss = task.loss(self.module, batch)
+        loss = checked(task, loss)
         if loss.sum.dtype in (torch.bfloat16, torch.float16):
             raise TrainerError(
                 f"Task.loss has summed up in {str(loss.sum.dtype)[6:]}, which rounds: take the model's output as "
@@ -186,7 +193,10 @@ class Stepper:
         return loss
 
     def drain(self) -> bool:
-        """Read the meter; whether the last window was trained on. The first of bad windows in a row is an event."""
+        """Reads the meter; returns True if the last window was trained on.
+
+        The first of bad windows in a row is an event.
+        """
         meter = self.state.meter
         trained = meter.drain()
         for step in meter.turned_bad:

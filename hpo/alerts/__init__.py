@@ -1,1 +1,1 @@
-"""Tells people what happens to a study: by webhook, e-mail or a command of theirs, each event once by its id."""
+"""Notifies people of a study's events by webhook, e-mail or a command of theirs, each event once by its id."""

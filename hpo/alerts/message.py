@@ -1,4 +1,4 @@
-"""What is sent: one event, or several that are summed up, under an id by which a receiver knows what it has."""
+"""Builds messages of one event or a summary of several, under an id by which a receiver recognizes a repeat."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.alerts.events import Event
-from hpo.ledger.rows import RowMapping
+from hpo.ledger.rows import StudyRow
 from hpo.text import command, counted
 
-_SHOWN = 20  # events of a sum that are written out
+_SHOWN = 20  # events that a summary lists
 
 
 @dataclass(frozen=True)
 class Message:
-    """`content` is what a webhook and a command get as JSON; `title` and `text` are for people."""
+    """A message: `content` goes to webhooks and commands as JSON; `title` and `text` are for people."""
 
     id: str
     content: Mapping[str, Any]
@@ -31,12 +31,12 @@ class Message:
         return self.content["text"]
 
 
-def content(study: Mapping[str, Any] | RowMapping, event: Event, at: str) -> dict[str, Any]:
-    """An event as it is stored and sent; `at` in ISO 8601. Its id holds the study's own, so it is of no other."""
+def content(study: StudyRow, event: Event, at: str) -> dict[str, Any]:
+    """Returns an event as it is stored and sent; `at` is in ISO 8601. Its id contains the study's, so it is unique."""
     return {
-        "id": f"{study['uid']}/{event.name}",
+        "id": f"{study.uid}/{event.name}",
         "event": event.kind,
-        "study": study["name"],
+        "study": study.name,
         "trial": event.trial,
         "title": event.title,
         "text": event.text,
@@ -46,12 +46,12 @@ def content(study: Mapping[str, Any] | RowMapping, event: Event, at: str) -> dic
 
 
 def message(contents: Sequence[Mapping[str, Any]]) -> Message:
-    """One message of one event, or of several; the same of the same."""
+    """Returns the message of one event, or the summary of several; the same contents give the same message."""
     if len(contents) == 1:
         return Message(contents[0]["id"], contents[0])
-    ids = [one["id"] for one in contents]
-    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(one["event"] for one in contents).items())
-    lines = [one["title"] for one in contents[:_SHOWN]]
+    ids = [event["id"] for event in contents]
+    counts = ", ".join(f"{count} {kind}" for kind, count in Counter(event["event"] for event in contents).items())
+    lines = [event["title"] for event in contents[:_SHOWN]]
     more = len(contents) - len(lines)
     lines += [f"and {more} more: `{command('compare --study ' + contents[0]['study'])}` has them"] if more else []
     summed = {
@@ -69,7 +69,7 @@ def message(contents: Sequence[Mapping[str, Any]]) -> Message:
 
 
 def trial_message(at: str) -> Message:
-    """What `hpo alert` sends to see whether it arrives."""
+    """Returns the message that `hpo alert` sends to test whether it arrives."""
     words: dict[str, Any] = {"id": f"test/{at}", "event": "test", "study": "", "trial": None}
     words |= {"title": "a trial message of hpo", "text": "Alerts to this place arrive.", "values": {}, "at": at}
     return Message(words["id"], words)

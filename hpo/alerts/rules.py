@@ -1,11 +1,11 @@
-"""Reads `--alert`: who is to be told, and of what.
+"""Parses `--alert`, which names a target and the events to send to it.
 
     slack:@/run/secrets/slack
     mail:me@example.org on end,failure
     webhook:env:ALERT_URL on best,target=0.1,no_progress=30m
 
-A rule is kept with the study as it was given, so it holds no secret: it names a file or a variable of the environment
-that does.
+A rule is stored with the study as the user wrote it, so it contains no secret: it names the file or environment
+variable that holds the secret.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpo.declaration.budget import parse_time
+from hpo.door import option
 from hpo.errors import HpoError, UserError
 from trainer.quote import quoted
 from trainer.redaction import HIDDEN, redacted
 
-# What may be told, and what is said of it in the help and the guide.
+# The events, with their descriptions in the help and the guide.
 EVENTS = {
     "end": "the study is complete, has stopped or was interrupted",
     "failure": "a trial has failed",
     "lost": "a worker, a data worker or the driver was lost",
     "no_progress": "nothing was reported for a while, by default 1h",
-    "disk": "the home's disk or --max-bytes is used up to a share, by default 90%",
+    "disk": "the home's disk, or the space that the study may take, is used up to a share, by default 90%",
     "best": "a trial is better than all before it",
     "target": "the best value has reached one that is given",
     "spike": "the loss has jumped (train.rollback)",
@@ -36,15 +37,15 @@ EVENTS = {
     "oom": "memory ran out",
 }
 BY_DEFAULT = ("end", "failure", "lost", "no_progress", "disk")
-_VALUES = {"no_progress": "1h", "disk": "90%"}  # what stands where an event is named without one
-_URLS = ("webhook", "slack", "discord")
+_VALUES = {"no_progress": "1h", "disk": "90%"}  # the values of events that are named without one
+_URLS = ("webhook", "slack", "discord", "apprise")
 _KINDS = (*_URLS, "mail", "command")
-_MAX_TARGET = 250  # characters that the ledger holds
+_MAX_TARGET = 250  # characters that fit the ledger's column
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`target` is told of the events in `on`, each with its parameter: seconds, a share or a value; 0 for none."""
+    """Sends the events in `on` to `target`, each with its parameter: seconds, a share, a value, or 0 if it has none."""
 
     target: str
     on: Mapping[str, float]
@@ -55,7 +56,10 @@ class Rule:
 
 
 def parse(text: str) -> Rule:
-    """The rule that `--alert` gives; UserError where it is none. Looks at no secret and connects to nothing."""
+    """Returns the rule in `text`, the value of `--alert`. Reads no secret and opens no connection.
+
+    Raises UserError if the text is not a rule.
+    """
     before, on, after = text.strip().rpartition(" on ")
     target, events = (before.strip(), after) if on else (after, "")
     try:
@@ -64,28 +68,30 @@ def parse(text: str) -> Rule:
     except ValueError as error:
         kind = target.partition(":")[0]
         hidden = kind in _URLS and not _named(target)
-        raise UserError(f"--alert {quoted(f'{kind}:{HIDDEN}' if hidden else text)}: {error}.") from error
+        raise UserError(f"{option('alerts', quoted(f'{kind}:{HIDDEN}' if hidden else text))}: {error}.") from error
 
 
 def parse_all(texts: Sequence[str]) -> list[Rule]:
-    """The rules of a study; UserError where two are for one target."""
+    """Returns the rules of a study. Raises UserError if two have the same target."""
     rules = [parse(text) for text in texts]
     for rule in rules:
-        if sum(rule.target == other.target for other in rules) > 1:
-            raise UserError(f"--alert {quoted(rule.target)} is given twice: name all its events in one.")
+        if sum(rule.target == another.target for another in rules) > 1:
+            raise UserError(f"{option('alerts', quoted(rule.target))} is given twice: name all its events in one.")
     return rules
 
 
 def check(rules: Sequence[Rule], study: Mapping[str, Any]) -> None:
-    """Raise UserError where a study with this specification cannot have what a rule is about."""
+    """Raises UserError if a rule does not fit a study with this specification."""
     if len(study["objectives"]) > 1 and any("target" in rule.on for rule in rules):
-        raise UserError("--alert with target: a study of several objectives has no one value; leave target out.")
+        raise UserError(
+            f"{option('alerts')} with target: a study of several objectives has no one value; leave target out."
+        )
 
 
 def _check_target(target: str) -> None:
     kind, colon, rest = target.partition(":")
     if kind not in _KINDS or not colon:
-        raise ValueError(f"it begins with none of {', '.join(f'{one}:' for one in _KINDS)}")
+        raise ValueError(f"it begins with none of {', '.join(f'{kind}:' for kind in _KINDS)}")
     if len(target) > _MAX_TARGET:
         raise ValueError(f"it has {len(target)} characters, and the ledger keeps {_MAX_TARGET}: put it into a script")
     if redacted(target) != target:
@@ -97,7 +103,7 @@ def _check_target(target: str) -> None:
             f"its address is a secret and is not stored: put it into a file and give {kind}:@FILE, or into the "
             f"environment and give {kind}:env:NAME"
         )
-    if kind == "mail" and not all(_is_address(one) for one in rest.split(",")):
+    if kind == "mail" and not all(_is_address(address) for address in rest.split(",")):
         raise ValueError("give the addresses, as mail:me@example.org,you@example.org; HPO_SMTP holds the server")
     if kind == "command":
         _check_program(shlex.split(rest))
@@ -107,11 +113,11 @@ def _check_program(words: Sequence[str]) -> None:
     if not words:
         raise ValueError("it names no program")
     if shutil.which(words[0]) is None:
-        raise ValueError(f"there is no program {quoted(words[0])}: give its path, or put it on PATH")
+        raise ValueError(f"program {quoted(words[0])} was not found: give its path, or put it on PATH")
 
 
 def _named(target: str) -> bool:
-    """Whether it says where its address is, and does not hold it."""
+    """Returns whether the target names a file or variable that holds its address, instead of the address itself."""
     rest = target.partition(":")[2]
     return any(rest.startswith(way) and rest != way for way in ("@", "env:"))
 
@@ -124,7 +130,7 @@ def _is_address(text: str) -> bool:
 def _event(word: str) -> tuple[str, float]:
     name, equals, value = word.partition("=")
     if name not in EVENTS:
-        raise ValueError(f"{quoted(name)} is no event: give some of {', '.join(EVENTS)}")
+        raise ValueError(f"{quoted(name)} is not an event: give some of {', '.join(EVENTS)}")
     if name == "target" and not equals:
         raise ValueError("target needs the value to be reached: give target=0.1, say")
     if equals and name not in ("target", *_VALUES):

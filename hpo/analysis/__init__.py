@@ -1,1 +1,1 @@
-"""Reads the ledger and changes nothing in the studies it reads."""
+"""Analyses studies: results, reports, figures, models and live pages, all read from the ledger."""

@@ -1,1 +1,1 @@
-"""The commands of `hpo`, their options and the live view."""
+"""Holds the commands of `hpo` and their options."""

@@ -1,7 +1,7 @@
-"""Completes what is typed: names of studies, trials and metrics out of the ledger, files, and paths of `-o`.
+"""Completes typed words: names of studies, trials and metrics from the ledger, files, and paths of `-o`.
 
-A shell asks at each press of a key, so nothing here imports torch, Optuna or MLflow, runs a user's file or waits for a
-server; and where there is nothing to know, such as without a home, nothing is offered and nothing is said.
+A shell asks at every key press, so nothing here imports torch, Optuna or MLflow, runs a user's file or waits for a
+server. If nothing is known, for example without a home, it offers nothing and prints nothing.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from hpo.errors import HpoError
 if TYPE_CHECKING:
     from hpo.ledger.rows import Connection
 
-MOST = 200  # of what is offered
+MOST = 200  # offers
 Offers = Iterable[str | tuple[str, str]]
 
-# What stands in modules that take too long to import; a test holds them equal.
+# Copies from modules that take too long to import; a test keeps them equal.
 KINDS = ("history", "curves", "importances", "slice", "contour", "rank", "parallel", "edf", "timeline", "pareto")
 EVALUATORS = ("ped-anova", "fanova", "mdi")
 FORMATS = ("safetensors", "onnx", "torch", "csv", "parquet", "json", "optuna")
 EXECUTORS = ("inline", "local", "ray", "ray-tune")
 SCHEDULERS = ("asha", "bohb", "fifo", "hyperband", "median", "pb2", "pbt")
 ORDERS = ("ordered", "async")
+FINISHES = ("auto", "none")
 
 _STUDY_FILES = (".py", ".yaml", ".yml")
 
 
 def _quiet(offers: Callable[[Any, str], Offers]) -> Callable[[typer.Context, str], list[str | tuple[str, str]]]:
-    """Offers nothing where the ledger is missing, damaged or away, since the command itself says that, and no name that
-    a shell would print as more than text."""
+    """Wraps a completion so that it offers nothing if the ledger is missing, damaged or unreachable, which the command
+    itself reports, and no name with unprintable characters."""
 
     def offered(ctx: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
         try:
@@ -55,7 +56,7 @@ def among(names: Iterable[str]) -> Callable[[typer.Context, str], list[str | tup
 
 @_quiet
 def samplers(ctx: typer.Context, incomplete: str) -> Offers:
-    """The samplers."""
+    """Offers the samplers."""
     from hpo.search.samplers.registry import SAMPLERS
 
     yield from ("auto", *SAMPLERS)
@@ -63,15 +64,15 @@ def samplers(ctx: typer.Context, incomplete: str) -> Offers:
 
 @_quiet
 def strategies(ctx: typer.Context, incomplete: str) -> Offers:
-    """The strategies."""
-    from hpo.search.strategies.base import STRATEGIES
+    """Offers the strategies."""
+    from hpo.search.strategies.registry import STRATEGIES
 
     return STRATEGIES
 
 
 @_quiet
 def studies(ctx: typer.Context, incomplete: str) -> Offers:
-    """The studies of the home or the storage that was typed before, else of the environment's."""
+    """Offers the studies of the home or storage that was typed before, else of those in the environment variables."""
     from hpo.ledger import queries
 
     with _ledger(ctx) as connection:
@@ -80,7 +81,7 @@ def studies(ctx: typer.Context, incomplete: str) -> Offers:
 
 @_quiet
 def declarations(ctx: typer.Context, incomplete: str) -> Offers:
-    """What a study can be begun from: those that come with the platform, and files."""
+    """Offers declarations from which a study can begin: those that come with the platform, and files."""
     from hpo.declaration.loading import shipped
 
     yield from shipped()
@@ -88,54 +89,56 @@ def declarations(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def known(ctx: typer.Context, incomplete: str) -> list[str | tuple[str, str]]:
-    """What can be looked at before it is begun: studies of the home, those that come with the platform, and files."""
+    """Offers studies of the home, and declarations: those that come with the platform, and files."""
     return [*dict.fromkeys([*studies(ctx, incomplete), *declarations(ctx, incomplete)])]
 
 
 @_quiet
 def yaml_files(ctx: typer.Context, incomplete: str) -> Offers:
-    """YAML files."""
+    """Offers YAML files."""
     return _files(incomplete, (".yaml", ".yml"))
 
 
 @_quiet
 def trials(ctx: typer.Context, incomplete: str) -> Offers:
-    """The numbers of the study's trials, with what became of each."""
+    """Offers the numbers of the study's trials, with the state and values of each."""
     from hpo.ledger import queries
 
     with _ledger(ctx) as connection:
         study = queries.study_row(connection, _study(ctx, connection))
-        for trial in queries.trial_rows(connection, study["id"]):
-            if str(trial["number"]).startswith(incomplete):
-                values = " ".join(f"{value:.6g}" for value in trial["values"] or () if value is not None)
-                yield str(trial["number"]), f"{trial['state']} {values}".rstrip()
+        for trial in queries.trial_rows(connection, study.id):
+            if str(trial.number).startswith(incomplete):
+                values = " ".join(f"{value:.6g}" for value in trial.values or () if value is not None)
+                yield str(trial.number), f"{trial.state} {values}".rstrip()
 
 
 @_quiet
 def objectives(ctx: typer.Context, incomplete: str) -> Offers:
-    """The metrics that the study is judged by."""
+    """Offers the metrics of the study's objectives."""
     from hpo.ledger import queries
 
     with _ledger(ctx) as connection:
         study = queries.study_row(connection, _study(ctx, connection))
-        yield from (one["metric"] for one in study["spec"]["objectives"])
+        yield from (objective["metric"] for objective in study.spec.objectives)
 
 
 @_quiet
 def metrics(ctx: typer.Context, incomplete: str) -> Offers:
-    """Every metric that the study's first trials have reported."""
+    """Offers every metric that the study's first trials have reported."""
     from hpo.ledger import queries
 
     with _ledger(ctx) as connection:
         study = queries.study_row(connection, _study(ctx, connection))
-        ids = [trial["id"] for trial in queries.trial_rows(connection, study["id"])[:8]]
+        ids = [trial.id for trial in queries.trial_rows(connection, study.id)[:8]]
         yield from dict.fromkeys(key for values in queries.last_values(connection, ids).values() for key in values)
 
 
 @_quiet
 def overrides(ctx: typer.Context, incomplete: str) -> Offers:
-    """`path=` for each field of the configuration; of the last one left its default too, so that the shell sets no
-    space after the `=`."""
+    """Offers `path=` for each field of the configuration.
+
+    If one field is left, offers its default too, so that the shell adds no space after the `=`.
+    """
     matching = {path: value for path, value in _fields(ctx).items() if f"{path}=".startswith(incomplete)}
     if "=" in incomplete:
         matching = {path: value for path, value in _fields(ctx).items() if incomplete.startswith(f"{path}=")}
@@ -146,8 +149,11 @@ def overrides(ctx: typer.Context, incomplete: str) -> Offers:
 
 
 def _fields(ctx: typer.Context) -> dict[str, Any]:
-    """Path -> value of the study's configuration: declared where it comes with the platform, else as its first trial
-    in the ledger had it, else what every TrainConfig has. A file of the user's is not run for it."""
+    """Returns path -> value of the study's configuration, without running a user's file.
+
+    The values are those of the declaration if it comes with the platform, else of the study's first trial in the
+    ledger, else of a default TrainConfig.
+    """
     from hpo.declaration.loading import shipped
     from hpo.space.config import as_json, flatten
 
@@ -157,13 +163,14 @@ def _fields(ctx: typer.Context) -> dict[str, Any]:
 
         return flatten(as_json(load(study).config))
     try:
-        from hpo.ledger import queries, trial_queries
+        from hpo.ledger import queries
+        from hpo.ledger.views import trial as trial_queries
 
         with _ledger(ctx) as connection:
-            known = [queries.study_row(connection, name) for name in queries.study_names(connection)]
-            [row, *_] = [one for one in known if study in (one["name"], one["spec"]["reference"])]
-            return flatten(trial_queries.find_trial(connection, row["id"], 0)["config"])  # pyright: ignore
-    except (HpoError, ValueError):  # there is no such study
+            rows = [queries.study_row(connection, name) for name in queries.study_names(connection)]
+            [row, *_] = [stored for stored in rows if study in (stored.name, stored.spec.reference)]
+            return flatten(trial_queries.find_trial(connection, row.id, 0).config)  # pyright: ignore
+    except (HpoError, ValueError):  # the ledger does not have this study
         from trainer.config import TrainConfig
 
         return flatten({"train": as_json(TrainConfig())})
@@ -186,7 +193,7 @@ def _ledger(ctx: typer.Context) -> Iterator[Connection]:
 
 
 def _study(ctx: typer.Context, connection: Connection) -> str:
-    """The study that was typed, else the one that the command would take."""
+    """Returns the typed study, or the one that the command would use by default."""
     from hpo.ledger import queries
 
     derived = queries.derived(connection)
@@ -195,7 +202,7 @@ def _study(ctx: typer.Context, connection: Connection) -> str:
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[str]:
-    """Files that begin as typed, also one directory further: a directory by itself would be followed by a space."""
+    """Yields files that begin as typed, and files one directory below: a shell adds a space after a directory."""
     parent, name = os.path.split(incomplete)
     for path in sorted(Path(os.path.expanduser(parent) or ".").iterdir()):
         if not path.name.startswith(name) or (path.name.startswith(".") and not name):

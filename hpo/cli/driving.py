@@ -1,4 +1,4 @@
-"""Drives a study in front of the user, for the commands that run one."""
+"""Drives a study and shows its progress, for the commands that run one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hpo.cli import facts
-from hpo.errors import HpoError
+from hpo.cli import json_output
+from hpo.errors import StudyStopped
 from hpo.terminal import print, rewrite
 
 if TYPE_CHECKING:
     from hpo.driver.request import RunRequest, RunResult
     from hpo.workers.prepared import Prepared
 
-SILENCE = 0.2  # seconds that a command may take to begin before it says on a terminal what it does
-PIPED_SILENCE = 5.0  # the same elsewhere, where what was said stays
+SILENCE = 0.2  # seconds that a command may take to begin before a terminal shows what it does
+PIPED_SILENCE = 5.0  # the same for other streams, where the text cannot be erased
 
 
 @contextmanager
 def starting(
     text: str, stream: Any, after: float = SILENCE, piped_after: float = PIPED_SILENCE
 ) -> Iterator[Callable[[], None]]:
-    """Show `text` after so many seconds, on a terminal until what it gives is called or the block ends."""
+    """Shows `text` after `after` seconds, or after `piped_after` if the stream is not a terminal.
+
+    A terminal shows it until the block ends or calls the function that this yields.
+    """
     lock, ended, shown = threading.Lock(), threading.Event(), threading.Event()
     terminal = stream is not None and stream.isatty()
 
@@ -56,8 +59,10 @@ def starting(
 
 @contextmanager
 def preparing(executor: str | None) -> Iterator[Prepared | None]:
-    """What forks local workers, where they may be asked for: it imports what they need while the command imports what
-    drives them, which takes as long."""
+    """Yields the process that forks local workers; None if the study has none or they cannot be forked.
+
+    It imports the workers' packages while the command imports the driver's.
+    """
     from hpo.workers.prepared import Prepared
 
     if executor not in (None, "local") or not Prepared.possible():
@@ -68,28 +73,31 @@ def preparing(executor: str | None) -> Iterator[Prepared | None]:
 
 
 def drive(request: RunRequest, prepared: Prepared | None, *, quiet: bool = False, as_json: bool = False) -> None:
-    """Run or resume, and show it; as JSON, show it on standard error and print how it has ended."""
+    """Runs or resumes a study and shows it; with `as_json` shows it on standard error and prints the result.
+
+    Raises StudyStopped if the study has ended without a result.
+    """
     with (
         starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
-        facts.notes(as_json or quiet),
+        json_output.notes(as_json or quiet),
     ):
         result = _drive(request, prepared, begun)
     if as_json:
-        facts.print_json(_ended(request, result))
+        json_output.print_json(_ended(request, result))
     if result.signal:
         raise typer.Exit(128 + result.signal)
     if result.state == "stopped":
-        raise HpoError(result.reason)
+        raise StudyStopped(result.reason)
 
 
 def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
-    """What `hpo status --json` prints of the study, why the run ended early, and how far MLflow is behind."""
+    """Returns the facts of `hpo status --json`, the reason for an early end, and how far MLflow lags."""
     from hpo.analysis.results.status import facts_of
     from hpo.storage.lookup import open_study
 
-    ledger, name, at = open_study(str(request.home.root), request.storage, result.study)
+    ledger, name, study_home = open_study(str(request.home.root), request.storage.storage, result.study)
     with closing(ledger), ledger.read() as connection:
-        return facts_of(connection, name, at) | {
+        return facts_of(connection, name, study_home) | {
             "reason": result.reason,
             "behind": result.behind,
             "damage": result.damage,
@@ -97,14 +105,14 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
 
 
 def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], None]) -> RunResult:
-    from hpo.cli.console import Console
-    from hpo.cli.live import summary
-    from hpo.cli.watch import watched
+    from hpo.display.console import Console
+    from hpo.display.summary import summary
+    from hpo.display.watch import watched
 
     console = Console()
     result, view = watched(request, console, begun, prepared=prepared)
     with _deaf():
-        console.print(summary(view.progress, result), markup=False, highlight=False, soft_wrap=True)
+        console.print(summary(view.progress, result, view.seconds), markup=False, highlight=False, soft_wrap=True)
         if result.reason and result.state != "stopped" and not result.signal:
             console.print(result.reason, markup=False, highlight=False, soft_wrap=True)
     return result
@@ -112,7 +120,7 @@ def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], N
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Let Ctrl-C interrupt nothing: the run is over, and how it has ended is its exit code."""
+    """Ignores Ctrl-C: the run is over, and the exit code says how it ended."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:

@@ -1,4 +1,4 @@
-"""The commands that bring studies of other tools into a home: import optuna, mlflow, wandb, ray, csv."""
+"""Holds the commands that import studies of other tools into a home: import optuna, mlflow, wandb, ray, csv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hpo.cli.driving import starting
-from hpo.cli.facts import notes, print_json
+from hpo.cli.json_output import notes, print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.cli.overview import Group
 from hpo.errors import UserError
@@ -16,28 +16,30 @@ from hpo.terminal import print
 
 app = typer.Typer()
 imports = typer.Typer(
-    help="Bring a study of another tool into the home. Its trials compare, plot, export and warm-start like any other.",
+    help="Import a study of another tool. Its trials can be compared, plotted, exported and used for a warm start.",
     cls=Group,
     rich_markup_mode=None,
 )
 app.add_typer(imports, name="import")
 
 MetricOption = Annotated[
-    list[str] | None, typer.Option("--metric", help="What the trials are judged by; once for each objective.")
+    list[str] | None, typer.Option("--metric", help="Metric that judges the trials; once for each objective.")
 ]
 DirectionOption = Annotated[
     list[str] | None,
-    typer.Option("--direction", help="Of the metric: minimize or maximize.  [default: minimize]"),
+    typer.Option("--direction", help="minimize or maximize the metric; once for each.  [default: minimize]"),
 ]
 ParamOption = Annotated[
-    list[str] | None, typer.Option("--param", help="A column that is a parameter.  [default: guessed, and said]")
+    list[str] | None, typer.Option("--param", help="A column that is a parameter.  [default: guessed, and printed]")
 ]
 RenameOption = Annotated[
     list[str] | None,
-    typer.Option("--rename", metavar="OLD=NEW", help="What a parameter or metric is called here, as in your study."),
+    typer.Option(
+        "--rename", metavar="OLD=NEW", help="Rename a parameter or metric, for example to the name in your study."
+    ),
 ]
 NameOption = Annotated[
-    str | None, typer.Option("--name", help="What to call the study here.  [default: as the tool calls it]")
+    str | None, typer.Option("--name", help="Name of the study in this home.  [default: the tool's name]")
 ]
 
 
@@ -53,7 +55,7 @@ def _bring(
     as_json: bool,
     params: list[str] | None = None,
 ) -> None:
-    """Import, say what was done, and send it to MLflow."""
+    """Imports a study, prints a summary, and sends the study to MLflow."""
     from hpo.interchange.sources import Request, bring
     from hpo.storage.home import Home
     from hpo.tracking import mirror_process
@@ -80,7 +82,9 @@ def _renaming(text: str) -> tuple[str, str]:
 @imports.command("optuna")
 def optuna_(
     url: Annotated[str, typer.Argument(metavar="URL", help="sqlite:///PATH, another database, or a journal's path.")],
-    study: Annotated[str | None, typer.Option("--study", help="Optuna's name of it, where there are several.")] = None,
+    study: Annotated[
+        str | None, typer.Option("--study", help="Optuna's name of the study, if there are several.")
+    ] = None,
     metric: MetricOption = None,
     rename: RenameOption = None,
     name: NameOption = None,
@@ -89,7 +93,7 @@ def optuna_(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """A study of Optuna's storage."""
+    """Import a study from an Optuna storage."""
     _bring("optuna", url, study, metric, None, rename, name, (home, storage, tracking_uri), as_json)
 
 
@@ -97,7 +101,7 @@ def optuna_(
 def mlflow_(
     uri: Annotated[str, typer.Argument(metavar="URI", help="http(s)://HOST, sqlite:///PATH or a directory of runs.")],
     experiment: Annotated[
-        str | None, typer.Option("--experiment", help="The experiment, where there are several.")
+        str | None, typer.Option("--experiment", help="Name of the experiment, if there are several.")
     ] = None,
     metric: MetricOption = None,
     direction: DirectionOption = None,
@@ -108,16 +112,16 @@ def mlflow_(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """The runs of an MLflow experiment."""
+    """Import the runs of an MLflow experiment."""
     _bring("mlflow", uri, experiment, metric, direction, rename, name, (home, storage, tracking_uri), as_json)
 
 
 @imports.command("wandb")
 def wandb_(
     path: Annotated[
-        str, typer.Argument(metavar="DIR|CSV", help="The directory wandb/ of offline runs, or a CSV file.")
+        str, typer.Argument(metavar="DIR|CSV", help="The directory wandb/ with offline runs, or a CSV file.")
     ],
-    project: Annotated[str | None, typer.Option("--project", help="The project, where there are several.")] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Name of the project, if there are several.")] = None,
     metric: MetricOption = None,
     direction: DirectionOption = None,
     param: ParamOption = None,
@@ -128,13 +132,13 @@ def wandb_(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Runs of Weights & Biases: an offline directory, or the exported table."""
+    """Import Weights & Biases runs: an offline directory or an exported table."""
     _bring("wandb", path, project, metric, direction, rename, name, (home, storage, tracking_uri), as_json, param)
 
 
 @imports.command("ray")
 def ray_(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="The directory of an experiment of Ray Tune's.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The directory of a Ray Tune experiment.")],
     metric: MetricOption = None,
     direction: DirectionOption = None,
     rename: RenameOption = None,
@@ -144,13 +148,15 @@ def ray_(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """The results of a Ray Tune experiment. Ray is not needed."""
+    """Import the results of a Ray Tune experiment. Ray is not needed."""
     _bring("ray", directory, None, metric, direction, rename, name, (home, storage, tracking_uri), as_json)
 
 
 @imports.command("csv")
 def csv_(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV, Parquet or JSON Lines; a row for each trial.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="CSV, Parquet or JSON Lines file with a row for each trial.")
+    ],
     param: ParamOption = None,
     metric: MetricOption = None,
     direction: DirectionOption = None,
@@ -161,5 +167,5 @@ def csv_(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """A table of trials, one in each row."""
+    """Import a table with one trial per row."""
     _bring("csv", file, None, metric, direction, rename, name, (home, storage, tracking_uri), as_json, param)

@@ -12,10 +12,25 @@ from typing import Annotated, Any
 import typer
 
 from hpo import text
-from hpo.cli import alerts, interchange, looking, models, options, removal, results, tags, tracking, training
+from hpo.cli import (
+    alerts,
+    commands,
+    follow_up,
+    interchange,
+    log,
+    models,
+    options,
+    read_only,
+    removal,
+    results,
+    tags,
+    targets,
+    tracking,
+    training,
+)
 from hpo.cli import workers as cli_workers
 from hpo.cli.driving import drive, preparing
-from hpo.cli.facts import print_json
+from hpo.cli.json_output import print_json
 from hpo.cli.options import (
     MOST,
     AlertOption,
@@ -24,23 +39,30 @@ from hpo.cli.options import (
     BytesOption,
     CheckpointsOption,
     ConfigOption,
+    ConfirmOption,
     CpusOption,
+    DeclarationArgument,
     DeclarationOption,
     DriftOption,
     EnqueueOption,
     EpochsOption,
     ExecutorOption,
+    FinishOption,
     GpusOption,
     HomeOption,
     JsonOption,
+    LearnFromOption,
     OrderOption,
     OverrideOption,
+    PatienceOption,
     SamplerOption,
     SchedulerOption,
+    StopWhenOption,
     StorageOption,
     StrategyOption,
     StudyOption,
     TagOption,
+    TargetOption,
     TimeOption,
     TrackerOption,
     TrackingOption,
@@ -50,12 +72,16 @@ from hpo.cli.options import (
     WindowOption,
     WorkersOption,
 )
-from hpo.cli.targets import CsvOption, ForceOption, ParquetOption, SaveOption, target, to_option
+from hpo.cli.overview import ByHeading
+from hpo.cli.service_options import LogFormatOption, OutageOption
+from hpo.cli.targets import CsvOption, ForceOption, ParquetOption, SaveOption, to_option
 from hpo.errors import UserError
 from hpo.terminal import print
 
+_NAMED_APART = ("declaration", "study", "home", "outage_wait", "log_format", "as_json")
+
 app = typer.Typer(
-    cls=options.Commands,
+    cls=commands.Commands,
     help="Hyperparameter search and experiment tracking for PyTorch.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -80,8 +106,8 @@ def _common(
 
 
 @app.command()
-def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, of its file.")]) -> None:
-    """Write a study to begin with, NAME.py. It runs as it is, and is there to be changed."""
+def init(name: Annotated[str, typer.Argument(help="Name of the study; the file is NAME.py.")]) -> None:
+    """Write a study to start from, NAME.py. It runs unchanged; edit it freely."""
     from hpo.declaration.template import write
 
     file = write(name, Path.cwd()).name
@@ -89,14 +115,18 @@ def init(name: Annotated[str, typer.Argument(help="Of the study and, with .py, o
     print(f"  {text.command(f'run --study {file} --trials 5')}")
 
 
-@app.command()
+@app.command(cls=ByHeading)
 def run(
-    study: DeclarationOption,
+    declaration: DeclarationArgument = None,
+    study: DeclarationOption = None,
     trials: TrialsOption = None,
     epochs: EpochsOption = None,
     time: TimeOption = None,
+    target: TargetOption = None,
+    patience: PatienceOption = None,
+    stop_when: StopWhenOption = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="What to call it; by default the declaration's name.")
+        str | None, typer.Option("--name", help="Name of the study.  [default: the declaration's name]")
     ] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
@@ -108,148 +138,83 @@ def run(
     order: OrderOption = None,
     window: WindowOption = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="The study's seed.  [default: 0]")
+        int | None, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of the study.  [default: 0]")
     ] = None,
     tier: Annotated[
-        int | None, typer.Option("--tier", min=1, help="Search the dimensions up to this tier.  [default: all]")
+        int | None, typer.Option("--tier", min=1, help="Search only dimensions up to this tier.  [default: all]")
     ] = None,
+    finish: FinishOption = None,
+    confirm: ConfirmOption = None,
     enqueue: EnqueueOption = None,
+    learn_from: LearnFromOption = None,
     warm_start: WarmStartOption = None,
-    override: OverrideOption = None,
+    overrides: OverrideOption = None,
     config: ConfigOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     checkpoints: CheckpointsOption = None,
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
-    tracker: TrackerOption = None,
-    alert: AlertOption = None,
-    tag: TagOption = None,
+    trackers: TrackerOption = None,
+    alerts: AlertOption = None,
+    tags: TagOption = None,
     allow_drift: DriftOption = False,
+    outage_wait: OutageOption = None,
+    log_format: LogFormatOption = "text",
     as_json: JsonOption = False,
 ) -> None:
-    """Search until trials, epochs or time are used up. A study that exists is continued."""
+    """Search until trials, epochs or time are used up. Continues an existing study."""
+    settings = _options(locals())
+    reference = options.declared(declaration, study)
     with preparing(executor) as prepared:
-        from hpo.declaration import enqueue as enqueued
-        from hpo.declaration.budget import parse_time
-        from hpo.driver.request import RunRequest
-        from hpo.space.tags import parsed
-        from hpo.storage.home import Home
-        from hpo.workers.executors.resources import Resources
+        from hpo.driver.request import request_of, waiting
 
-        drive(
-            RunRequest(
-                home=Home.at(home),
-                reference=study,
-                name=name,
-                trials=trials,
-                epochs=epochs,
-                seconds=None if time is None else parse_time(time),
-                executor=executor,
-                workers=workers,
-                resources=Resources(cpus_per_worker, gpus_per_worker),
-                scheduler=scheduler,
-                sampler=sampler,
-                strategy=strategy,
-                order=order,
-                window=window,
-                seed=seed,
-                tier=tier,
-                enqueue=enqueued.read(enqueue) if enqueue else None,
-                warm_start=warm_start,
-                overrides=options.overrides(config, override),
-                one_by_one=options.one_by_one(override),
-                storage=storage,
-                checkpoints=checkpoints,
-                max_bytes=options.size(max_bytes),
-                tracking_uri=tracking_uri,
-                trackers=tracker,
-                alerts=alert,
-                tags=parsed(tag or ()),
-                allow_drift=allow_drift,
-            ),
-            prepared,
-            as_json=as_json,
-        )
+        with waiting(outage_wait):
+            drive(request_of(home, reference, **settings), prepared, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=ByHeading)
 def resume(
     study: StudyOption = None,
     trials: TrialsOption = None,
     epochs: EpochsOption = None,
     time: TimeOption = None,
+    target: TargetOption = None,
+    patience: PatienceOption = None,
+    stop_when: StopWhenOption = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = None,
     cpus_per_worker: CpusOption = None,
     gpus_per_worker: GpusOption = None,
     scheduler: SchedulerOption = None,
+    finish: FinishOption = None,
+    confirm: ConfirmOption = None,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
     max_bytes: BytesOption = None,
     tracking_uri: TrackingOption = None,
-    tracker: TrackerOption = None,
-    alert: AlertOption = None,
+    trackers: TrackerOption = None,
+    alerts: AlertOption = None,
     allow_drift: DriftOption = False,
+    outage_wait: OutageOption = None,
+    log_format: LogFormatOption = "text",
     as_json: JsonOption = False,
 ) -> None:
-    """Continue an interrupted study from its last checkpoints. More may be asked for."""
+    """Continue an interrupted study from its last checkpoints. A larger budget may be given."""
+    settings = _options(locals())
     with preparing(executor) as prepared:
-        from hpo.declaration.budget import parse_time
-        from hpo.driver.request import RunRequest
-        from hpo.storage.home import Home
+        from hpo.driver.request import request_of, waiting
         from hpo.storage.lookup import open_study
-        from hpo.tracking.uri import tracking_uri_of
-        from hpo.workers.executors.resources import Resources
 
-        ledger, name, at = open_study(home, storage, study, upgrade=True)
-        request = RunRequest(
-            home=Home.at(home),
-            name=name,
-            trials=trials,
-            epochs=epochs,
-            seconds=None if time is None else parse_time(time),
-            executor=executor,
-            workers=workers,
-            resources=Resources(cpus_per_worker, gpus_per_worker),
-            scheduler=scheduler,
-            storage=storage,
-            max_bytes=options.size(max_bytes),
-            tracking_uri=tracking_uri_of(ledger, name, at, tracking_uri),
-            trackers=tracker,
-            alerts=alert,
-            allow_drift=allow_drift,
-        )
-        ledger.close()
-        drive(request, prepared, as_json=as_json)
+        with waiting(outage_wait):
+            ledger, name, _ = open_study(home, storage, study, upgrade=True)
+            ledger.close()
+            drive(request_of(home, name=name, **settings), prepared, as_json=as_json)
 
 
-@app.command()
-def status(
-    study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
-) -> None:
-    """Show how far a study is, or each of several in a line."""
-    from hpo.analysis.results.idle import idle
-    from hpo.analysis.results.status import after, describe, facts_of, line
-    from hpo.ledger import queries, worker_queries
-    from hpo.storage.lookup import open_studies
-
-    ledger, names, at = open_studies(home, storage, study)
-    with ledger.read() as connection:
-        if as_json:
-            derived = queries.derived(connection)
-            rows = [facts_of(connection, name, at) for name in names if study or derived.get(name) not in names]
-            print_json(rows if len(rows) > 1 else rows[0])
-            return
-        found = [queries.status(connection, name) for name in names]
-        if len(found) == 1:
-            study_id = queries.study_row(connection, names[0])["id"]
-            waits = idle(connection, study_id, found[0].state == "running")
-            print(describe(found[0], waits, worker_queries.fused(connection, study_id)))
-            for text in after(connection, found[0], at):
-                print(text)
-            return
-    print("\n".join(map(line, found)))
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a command by their names in Python."""
+    return {name: value for name, value in given.items() if name not in _NAMED_APART}
 
 
 @app.command()
@@ -263,23 +228,29 @@ def best(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Show the best trial: parameters, checkpoint, how to train it. Of several objectives the front."""
+    """Show the best trial: parameters, checkpoint, how to train it. With several objectives, shows the front."""
     from hpo.analysis.results.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
+    from hpo.analysis.results.status import removed_line
+    from hpo.ledger import queries
     from hpo.storage.lookup import open_study
 
-    path = target(to, save, endings=(".yaml", ".yml"), force=force)
-    ledger, name, at = open_study(home, storage, study)
+    path = targets.target(to, save, endings=(".yaml", ".yml"), force=force)
+    ledger, name, study_home = open_study(home, storage, study)
     with ledger.read() as connection:
-        front = best_trials(connection, at, name)
+        front, removed = (
+            best_trials(connection, study_home, name),
+            removed_line(queries.status(connection, name).removed_cost),
+        )
     several = len(front[0]["values"]) > 1
     if trial is None and not path and (len(front) > 1 or (several and as_json)):
-        print_json(front) if as_json else print(describe_front(front))
+        print_json(front) if as_json else print("\n".join(filter(None, [describe_front(front), removed])))
         return
-    found = chosen_best(front, trial)
+    best_trial = chosen_best(front, trial)
     if path:
-        save_overrides(found["overrides"], path)
+        save_overrides(best_trial["overrides"], path)
         print(f"its configuration is written to {path}", file=sys.stderr)
-    print_json(found) if as_json else print(describe_best(found, str(path) if path else None))
+    description = "\n".join(filter(None, [describe_best(best_trial, str(path) if path else None), removed]))
+    print_json(best_trial) if as_json else print(description)
 
 
 @app.command()
@@ -295,9 +266,9 @@ def show(
     from hpo.analysis.results.trial import base_config, describe, detail
     from hpo.storage.lookup import open_study
 
-    ledger, name, at = open_study(home, storage, study)
+    ledger, name, study_home = open_study(home, storage, study)
     with ledger.read() as connection:
-        trial = detail(connection, at, name, number)
+        trial = detail(connection, study_home, name, number)
         if as_json:
             print_json(trial)
             return
@@ -313,7 +284,7 @@ def compare(
     study: StudyOption = None,
     top: Annotated[
         int | None,
-        typer.Option("--top", min=1, max=MOST, help="How many trials, in this order.  [default: 10, in files all]"),
+        typer.Option("--top", min=1, max=MOST, help="Show this many trials.  [default: 10, in files all]"),
     ] = None,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -326,35 +297,42 @@ def compare(
 ) -> None:
     """Show trials side by side, complete ones best first."""
     from hpo.analysis.results import compare as tables
+    from hpo.analysis.results.status import removed_line
+    from hpo.ledger import queries
     from hpo.storage.lookup import open_study
 
     writers = {".csv": tables.write_csv, ".parquet": tables.write_parquet}
-    path = target(to, csv or parquet, endings=writers, force=force)
+    path = targets.target(to, csv or parquet, endings=writers, force=force)
     files = {Path(old): writers[kind] for old, kind in ((csv, ".csv"), (parquet, ".parquet")) if old}
     if path and not files:
         files = {path: writers[path.suffix.lower()]}
     ledger, name, _ = open_study(home, storage, study)
     with ledger.read() as connection:
-        found = tables.compare(connection, name, top or (MOST if files else 10))
+        table = tables.compare(connection, name, top or (MOST if files else 10))
+        removed = removed_line(queries.status(connection, name).removed_cost)
     for file, write in files.items():
-        write(found, file)
+        write(table, file)
     if as_json:
-        print_json(found.rows)
+        print_json(table.rows)
     elif files:
-        print(f"{text.counted(len(found.rows), 'trial')} written to {' and '.join(map(str, files))}")
+        print(f"{text.counted(len(table.rows), 'trial')} written to {' and '.join(map(str, files))}")
     else:
         from hpo.analysis.results.table import comparison
-        from hpo.cli.console import Console
+        from hpo.display.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=10_000)
-        console.print(comparison(found, console.width if console.is_terminal else None, every=every))
+        console.print(comparison(table, console.width if console.is_terminal else None, every=every))
+        if removed:
+            print(removed)
 
 
-app.add_typer(looking.app)
+app.add_typer(read_only.app)
 app.add_typer(tracking.app)
 app.add_typer(alerts.app)
 app.add_typer(results.app)
+app.add_typer(follow_up.app)
 app.add_typer(tags.app)
+app.add_typer(log.app)
 app.add_typer(models.app)
 app.add_typer(interchange.app)
 app.add_typer(removal.app)
@@ -364,4 +342,4 @@ app.add_typer(cli_workers.app)
 
 def main() -> None:
     """Run the command that was typed."""
-    options.main(app)
+    commands.main(app)

@@ -1,158 +1,38 @@
-"""Holds what the commands share: their options, and how they end."""
+"""Holds the options that commands share, each under its name in Python."""
 
 from __future__ import annotations
 
-import io
 import os
-import signal
-import sys
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from hpo import text as phrases
-from hpo.cli import completion, overview, secret_files
-from hpo.errors import NO_TORCH, HpoError, UserError, needs_torch
-from hpo.terminal import print
-from trainer import redaction
-from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
-from trainer.redaction import redacted
+from hpo.cli import completion
+from hpo.errors import UserError
+from trainer.quote import quoted
 
-INTERRUPTED = 130
 MOST = 2**31 - 1  # what a ledger's integers hold
 
 
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-
-class Commands(overview.Overview):
-    """Errors raised on purpose become one sentence and an exit code; anything else is a bug, and shown whole."""
-
-    def invoke(self, ctx: Any) -> Any:
-        from trainer.errors import ConfigError, DataError, TrainerError
-
-        before = signal.getsignal(signal.SIGINT)
-        try:
-            if callable(before):  # from here on what was begun is undone on the way out
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            _check_working_directory()
-            _check_text([*ctx._protected_args, *ctx.args, *(v for k, v in os.environ.items() if k.startswith("HPO_"))])
-            secret_files.read_into(os.environ)
-            return super().invoke(ctx)
-        except (HpoError, TrainerError) as error:
-            print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
-            code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
-        except ModuleNotFoundError as error:
-            if not needs_torch(error):
-                raise
-            print(f"error: this command needs {NO_TORCH}.", file=sys.stderr)
-            code = UserError.exit_code
-        except _UsageError as error:
-            print(f"error: {shorten_quoted(in_one_line(redacted(_misuse(error))))}", file=sys.stderr)
-            code = 2
-        except KeyboardInterrupt:
-            print("interrupted.", file=sys.stderr)
-            code = INTERRUPTED
-        finally:
-            phrases.forget()
-            if callable(before):
-                signal.signal(signal.SIGINT, before)
-        raise typer.Exit(code)
-
-
-def _misuse(error: Any) -> str:
-    """What is wrong with the words that were typed, in one sentence with the value."""
-    wrong = getattr(error.__cause__, "errors", list)()
-    if wrong and (allowed := _allowed(error.param.get_runtime_param().adapter.json_schema())):
-        name = next((opt for opt in error.param.opts if opt.startswith("-")), error.param.opts[0].upper())
-        typed = str(wrong[0]["input"])
-        return f"{name} {shortened(typed) if typed.strip() else repr(typed)}: give {allowed}."
-    path = error.ctx.command_path if error.ctx else "hpo"
-    given = f" (given: {quoted(wrong[0]['input'])})" if wrong else ""
-    said = error.format_message().rstrip(".") + given
-    return f"{said}{'' if said.endswith('?') else ':'} `{path} --help` shows what there is."
-
-
-def _allowed(schema: Mapping[str, Any]) -> str:
-    """What an option takes, of the JSON schema of its type: `a whole number from 1 to 2147483647`."""
-    for one in schema.get("anyOf", (schema,)):
-        if noun := {"integer": "a whole number", "number": "a number"}.get(one.get("type")):
-            bounds = (("from", "minimum"), ("to", "maximum"))
-            return noun + "".join(f" {word} {one[key]}" for word, key in bounds if key in one)
-    return ""
-
-
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError("the working directory is gone: change to one that exists.") from error
-
-
-def _check_text(words: Sequence[str]) -> None:
-    """Refuse bytes that are no text: no database takes them."""
-    for word in words:
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{quoted(word)} is not UTF-8: write names, paths and values in UTF-8.") from error
-
-
-class _Unprinted(Exception):
-    """Standard output takes no more."""
-
-
-class _Output(io.FileIO):
-    """Standard output, whose failures are told apart from those of files."""
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            raise _Unprinted from error
-
-
-def main(app: typer.Typer) -> None:
-    """Run the command that was typed; a reader that has left ends it as SIGPIPE would."""
-    redaction.install()
-    if sys.stdout is not None:
-        lines, encoding = sys.stdout.isatty(), sys.stdout.encoding
-        buffer = io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(buffer, encoding=encoding, errors="replace", line_buffering=lines)
-    if sys.stderr is not None:
-        sys.stderr.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        try:
-            app()
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-    except _Unprinted as unprinted:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again
-        if isinstance(unprinted.__cause__, BrokenPipeError):
-            sys.exit(128 + signal.SIGPIPE)
-        print(f"error: standard output cannot be written ({unprinted.__cause__}).", file=sys.stderr)
-        sys.exit(1)
-
-
 def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Keep what was typed, not what the environment or the default gave, for the commands that are named next."""
+    """Remembers what was typed, without values from the environment or defaults, for the commands that messages
+    suggest."""
     source = ctx.get_parameter_source(str(param.name))
     if value is not None and source is not None and source.name == "COMMANDLINE":
-        phrases.given(param.opts[0], value)
+        phrases.given(str(param.name), value)
     return value
 
 
 HomeOption = Annotated[
-    str, typer.Option("--home", envvar="HPO_HOME", help="Where everything is written.", callback=_remember)
+    str, typer.Option("--home", envvar="HPO_HOME", help="Directory that everything is written to.", callback=_remember)
 ]
 StorageOption = Annotated[
     str | None,
     typer.Option(
         "--storage",
         envvar="HPO_STORAGE",
-        help="The ledger's URL: sqlite:///PATH or postgresql+psycopg://...",
+        help="URL of the ledger's database: sqlite:///PATH or postgresql+psycopg://...  [default: in the home]",
         callback=_remember,
     ),
 ]
@@ -161,7 +41,7 @@ TrackingOption = Annotated[
     typer.Option(
         "--tracking-uri",
         envvar="HPO_TRACKING_URI",
-        help="MLflow's URI; by default in the home.",
+        help="URI of MLflow's server or database.  [default: in the home]",
         callback=_remember,
     ),
 ]
@@ -170,7 +50,8 @@ TrackerOption = Annotated[
     typer.Option(
         "--tracker",
         metavar="NAME:DIR",
-        help="Show it there besides MLflow: tensorboard:DIR or wandb:DIR; none for nowhere.  [default: as last time]",
+        help="Also send results to tensorboard:DIR, wandb:DIR or your own tracker, module:Class:ARGUMENT; none sends "
+        "them to MLflow only.  May be repeated.  [default: as in the last run]",
     ),
 ]
 AlertOption = Annotated[
@@ -178,13 +59,14 @@ AlertOption = Annotated[
     typer.Option(
         "--alert",
         metavar="TARGET [on EVENTS]",
-        help="Tell slack:@FILE, discord:@FILE, webhook:@FILE, mail:ADDRESS or command:PROGRAM what happens, such as "
-        "end,failure,best; none tells nobody.  [default: as last time]",
+        help="Send events such as end,failure,best to webhook:@FILE, command:PROGRAM or, through Apprise, "
+        "apprise:@FILE, slack:@FILE, discord:@FILE or mail:ADDRESS; none sends nothing.  May be repeated.  "
+        "[default: as in the last run]",
     ),
 ]
 TagOption = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="KEY=VALUE", help="A tag of the study, beside those it has; may be repeated."),
+    typer.Option("--tag", metavar="KEY=VALUE", help="Add a tag to the study.  May be repeated."),
 ]
 CheckpointsOption = Annotated[
     str | None,
@@ -192,19 +74,22 @@ CheckpointsOption = Annotated[
         "--checkpoints",
         metavar="s3://BUCKET/PREFIX",
         envvar="HPO_CHECKPOINTS",
-        help="A bucket for checkpoints and the files of trials.  [default: as begun, else the home]",
+        help="Store checkpoints and files of trials in this bucket.  [default: as the study began, else the home]",
     ),
 ]
 StudyOption = Annotated[
     str | None,
     typer.Option(
         "--study",
-        help="The study's name; may be left out where the home holds only one.",
+        help="The study's name; optional if the home holds only one.",
         autocompletion=completion.studies,
     ),
 ]
+DeclarationArgument = Annotated[
+    str | None, typer.Argument(metavar="[STUDY]", help="The same as --study.", autocompletion=completion.declarations)
+]
 DeclarationOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--study", help="A study's name, FILE.py[:NAME] or FILE.yaml.", autocompletion=completion.declarations
     ),
@@ -218,7 +103,7 @@ BestTrialOption = Annotated[
         "--trial",
         min=0,
         max=MOST,
-        help="Which one of the Pareto front, where several objectives leave several; `hpo show N` has any trial.",
+        help="A trial of the Pareto front, for several objectives; `hpo show N` shows any trial.",
         autocompletion=completion.trials,
     ),
 ]
@@ -227,37 +112,38 @@ TrialArgument = Annotated[
 ]
 AllStudiesOption = Annotated[
     str | None,
-    typer.Option("--study", help="The study's name; by default every one.", autocompletion=completion.studies),
+    typer.Option("--study", help="The study's name.  [default: all studies]", autocompletion=completion.studies),
 ]
 WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Worker processes.  [default: as last time, else 2]")
+    int | None,
+    typer.Option("--workers", min=0, help="Number of worker processes.  [default: as in the last run, else 2]"),
 ]
 ExecutorOption = Annotated[
     str | None,
     typer.Option(
         "--executor",
-        help="Where trials run: inline, local, ray or ray-tune.  [default: as last time, else local]",
+        help="Where trials run: inline, local, ray or ray-tune.  [default: as in the last run, else local]",
         autocompletion=completion.among(completion.EXECUTORS),
     ),
 ]
 CpusOption = Annotated[
     int | None,
-    typer.Option("--cpus-per-worker", min=1, help="CPUs that each worker has to itself.  [default: on Ray as needed]"),
+    typer.Option("--cpus-per-worker", min=1, help="CPUs reserved for each worker.  [default: on Ray as needed]"),
 ]
 GpusOption = Annotated[
     float | None,
     typer.Option(
         "--gpus-per-worker",
         min=0,
-        help="GPUs of each worker; 0.5 is half of one, and of its memory.  [default: one a rank, shared if too few]",
+        help="GPUs for each worker; 0.5 is half a GPU and its memory.  [default: one per rank, shared if too few]",
     ),
 ]
 SchedulerOption = Annotated[
     str | None,
     typer.Option(
         "--scheduler",
-        help="Of Ray Tune, for ray-tune: asha, bohb, fifo, hyperband, median, pb2 or pbt.  "
-        "[default: as last, else asha]",
+        help="Ray Tune scheduler (with --executor ray-tune): asha, bohb, fifo, hyperband, median, pb2 or pbt.  "
+        "[default: as in the last run, else asha]",
         autocompletion=completion.among(completion.SCHEDULERS),
     ),
 ]
@@ -265,8 +151,8 @@ SamplerOption = Annotated[
     str | None,
     typer.Option(
         "--sampler",
-        help="Proposes trials: freeze-thaw, tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, which "
-        "chooses one; the strategies bohb and freeze-thaw bring their own.",
+        help="How trials are proposed: freeze-thaw, tpe, random, qmc, grid, gp, cmaes, nsga2, nsga3, bohb, or auto, "
+        "which chooses one.  The strategies bohb and freeze-thaw use their own sampler.",
         autocompletion=completion.samplers,
     ),
 ]
@@ -274,8 +160,9 @@ StrategyOption = Annotated[
     str | None,
     typer.Option(
         "--strategy",
-        help="Stops trials: none, median, percentile, patient, threshold, wilcoxon, halving, asha or hyperband; "
-        "pauses them: asha-promote, hyperband-promote, pasha, freeze-thaw or bohb; breeds them: pbt or pb2.",
+        help="How trials end early.  Stopped: none, median, percentile, patient, threshold, wilcoxon, paired, halving, "
+        "asha or hyperband.  Paused and promoted: asha-promote, hyperband-promote, pasha, freeze-thaw or bohb.  "
+        "Populations: pbt or pb2.",
         autocompletion=completion.strategies,
     ),
 ]
@@ -285,14 +172,33 @@ WindowOption = Annotated[
         "--window",
         min=1,
         max=100_000,
-        help="Trials open at a time.  [default: twice the workers or their lanes, at least 4; under strategies that "
-        "pause as many as workers, of a population its size]",
+        help="Number of trials that are open at a time.  [default: twice the workers or their lanes, at least 4; as "
+        "many as workers if trials pause in async order; the size of a population]",
     ),
 ]
 OrderOption = Annotated[
     str | None,
     typer.Option(
-        "--order", help="ordered (reproducible) or async.", autocompletion=completion.among(completion.ORDERS)
+        "--order",
+        help="ordered gives the same study for any number of workers, async never waits.  [default: ordered; async if "
+        "the strategy pauses trials]",
+        autocompletion=completion.among(completion.ORDERS),
+    ),
+]
+FinishOption = Annotated[
+    str | None,
+    typer.Option(
+        "--finish",
+        help="auto trains stopped trials that were ahead of the best to their end after the search; none does not.",
+        autocompletion=completion.among(completion.FINISHES),
+    ),
+]
+ConfirmOption = Annotated[
+    str | None,
+    typer.Option(
+        "--confirm",
+        metavar="5x3",
+        help="After the search, train the 5 best trials and the default again under 3 other seeds; or none.",
     ),
 ]
 EnqueueOption = Annotated[
@@ -300,8 +206,17 @@ EnqueueOption = Annotated[
     typer.Option(
         "--enqueue",
         metavar="FILE.yaml",
-        help="A configuration to try first, as `best --to` writes it.",
+        help="Try this configuration first; `hpo best --to` writes such a file.  May be repeated.",
         autocompletion=completion.yaml_files,
+    ),
+]
+LearnFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--learn-from",
+        metavar="auto|none|STUDY",
+        help="Begin with knowledge from earlier studies of this home.  [default: auto]",
+        autocompletion=completion.studies,
     ),
 ]
 WarmStartOption = Annotated[
@@ -309,75 +224,104 @@ WarmStartOption = Annotated[
     typer.Option(
         "--warm-start",
         metavar="STUDY",
-        help="Have the sampler learn from another study of this home.",
+        help="The same as --learn-from STUDY.",
         autocompletion=completion.studies,
     ),
 ]
 TrialsOption = Annotated[
-    int | None, typer.Option("--trials", min=1, max=MOST, help="How many trials in total, over all resumptions.")
+    int | None,
+    typer.Option("--trials", min=1, max=MOST, help="End the study after this many trials, over all resumptions."),
 ]
 EpochsOption = Annotated[
-    int | None, typer.Option("--epochs", min=1, max=MOST, help="How many epochs in total, over all trials.")
+    int | None, typer.Option("--epochs", min=1, max=MOST, help="End the study after this many epochs, over all trials.")
 ]
 TimeOption = Annotated[
-    str | None, typer.Option("--time", metavar="90m|2h|SECONDS", help="How long in total, over all resumptions.")
+    str | None,
+    typer.Option("--time", metavar="90m|2h|SECONDS", help="End the study after this time, over all resumptions."),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="VALUE|none",
+        help="End the study once a complete trial reaches this value.  [default: as in the last run]",
+    ),
+]
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--patience",
+        metavar="N|none",
+        help="End the study after N trials without improvement.  [default: as in the last run]",
+    ),
+]
+StopWhenOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stop-when",
+        metavar="gain<VALUE|none",
+        help="End the study once the next 20 trials are expected to gain less.  [default: as in the last run]",
+    ),
 ]
 BytesOption = Annotated[
     str | None,
     typer.Option(
         "--max-bytes",
         metavar="10GB",
-        help="Drop older checkpoints of ended trials, the worst trials first, while the study's take more.  "
-        "[default: as last time, else no bound]",
+        help="Keep checkpoints within this size: drop older ones of ended trials, worst trials first.  "
+        "[default: as in the last run, else no limit]",
     ),
 ]
+OwnerOption = Annotated[
+    bool, typer.Option("--as-owner", help="Do it although somebody else began the study; `hpo log` keeps that.")
+]
 DriftOption = Annotated[
-    bool, typer.Option("--allow-drift", help="Continue although the space, the data, the seed or the code has changed.")
+    bool, typer.Option("--allow-drift", help="Continue although space, data, seed or code have changed.")
 ]
 OverrideOption = Annotated[
     list[str] | None,
     typer.Option(
         "-o",
         metavar="PATH=VALUE",
-        help="Set a field, or pin a dimension; the last one given counts.",
+        help="Set a field of the configuration; it is then not searched.  May be repeated.",
         autocompletion=completion.overrides,
     ),
 ]
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE.yaml", help="Fields to set, as YAML.", autocompletion=completion.yaml_files),
+    typer.Option(
+        "--config", metavar="FILE.yaml", help="Set the fields in this file.", autocompletion=completion.yaml_files
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
 AllOption = Annotated[bool, typer.Option("--all", help="Show every metric.")]
 
 
-def size(text: str | None) -> int | None:
-    """The bytes of `--max-bytes`."""
-    from trainer.config.fields import size as bytes_of
-
-    try:
-        found = bytes_of(text)
-    except ValueError as error:
-        raise UserError(f"--max-bytes {quoted(text)} is no size: {error}.") from error
-    if found == 0:
-        raise UserError(f"--max-bytes {quoted(text)} leaves room for nothing: give a number of bytes, or such as 10GB.")
-    return found
+def declared(argument: str | None, option: str | None) -> str:
+    """Returns the study that was named as an argument or by --study. Before any slow import, raises UserError if no
+    study was named, if both name one, or if the file does not exist."""
+    if argument is None and option is None:
+        begins, shows = phrases.command("run FILE.py --trials 20"), phrases.command("run --help")
+        raise UserError(f"no study is named: `{begins}` searches one, and `{shows}` shows what there is.")
+    if argument is not None and option is not None:
+        raise UserError(f"{quoted(argument)} and --study {quoted(option)} both name the study: leave one of them out.")
+    reference = argument or option or ""
+    file = reference.rpartition(".py:")[0] + ".py" if ".py:" in reference else reference
+    if file.endswith((".py", ".yaml", ".yml")) and not os.path.exists(path := os.path.expanduser(file)):
+        noun = "study file " if file.endswith(".py") else ""
+        raise UserError(f"{noun}{os.path.abspath(path)} cannot be read: No such file or directory; name another file.")
+    return reference
 
 
 def overrides(config: str | None, override: list[str] | None) -> dict[str, Any]:
-    """Returns what a file and `-o` set; where both set a path, what `-o` sets."""
-    from hpo.space.config import flatten, load_yaml
+    """Returns path -> value as set by a file and `-o`; `-o` wins."""
+    from hpo.space.assignments import assignments, overrides
 
-    return (flatten(load_yaml(config)) if config else {}) | one_by_one(override)
+    return overrides(config, assignments(override))
 
 
 def one_by_one(override: list[str] | None) -> dict[str, Any]:
-    """Returns what `-o` sets, by path; the last value of a path counts."""
-    from hpo.space.config import flatten, parse_override
+    """Returns path -> value as set by `-o`; the last value of a path counts."""
+    from hpo.space.assignments import assignments
 
-    values: dict[str, Any] = {}
-    for path, value in map(parse_override, override or ()):
-        if value == "":
-            raise UserError(f"-o {path}= gives no value: write {path}=null for none, or {path}='\"\"' for empty text.")
-        values |= flatten({path: value})
-    return values
+    return assignments(override)

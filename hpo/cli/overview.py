@@ -1,10 +1,10 @@
-"""Holds what `hpo` and `hpo --help` show first: the commands a newcomer needs, and all of them by heading."""
+"""Lays out the help: the commands a newcomer needs, all commands by heading, and the options of a run by heading."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hpo.terminal import print
 
@@ -20,7 +20,7 @@ that a Python function or a command can do.
 
 `hpo --help` lists all commands, `hpo COMMAND --help` the options of one."""
 
-# Each command stands below one heading, in the order in which `hpo --help` shows them.
+# heading -> its commands; both in the order in which `hpo --help` shows them.
 HEADINGS = {
     "Search": ("init", "run", "resume", "status", "watch"),
     "Results": (
@@ -30,21 +30,56 @@ HEADINGS = {
         "plot",
         "report",
         "importance",
+        "forecast",
         "confirm",
         "ablate",
+        "extend",
         "tag",
         "serve",
         "ui",
     ),
     "Models and other tools": ("soup", "promote", "export", "import"),
     "Training": ("schedule", "lr-find", "batch-find", "plan", "diagnose"),
-    "Upkeep": ("doctor", "verify", "sync", "alert", "gc", "rm"),
+    "Upkeep": ("doctor", "verify", "sync", "repair", "alert", "gc", "rm", "log"),
     "Several processes and hosts": ("worker", "node", "migrate"),
 }
 
+# heading -> the parameters of `run` and `resume` below it; both in the order of their help.
+OPTIONS = {
+    "Study": ("declaration", "study", "name", "overrides", "config", "tags", "allow_drift"),
+    "Budget": ("trials", "epochs", "time", "target", "patience", "stop_when"),
+    "Search": (
+        "sampler",
+        "strategy",
+        "finish",
+        "confirm",
+        "order",
+        "window",
+        "seed",
+        "tier",
+        "enqueue",
+        "learn_from",
+        "warm_start",
+    ),
+    "Placement": ("executor", "workers", "cpus_per_worker", "gpus_per_worker", "scheduler"),
+    "Storage": ("home", "storage", "checkpoints", "max_bytes", "outage_wait"),
+    "Notifications": ("tracking_uri", "trackers", "alerts"),
+    "Output": ("log_format", "as_json", "help"),
+}
+
+
+class ByHeading(TyperCommand):
+    """Shows its options below the headings of `OPTIONS`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records = {parameter.name: parameter.get_help_record(ctx) for parameter in self.get_params(ctx)}
+        for heading, names in OPTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([record for name in names if (record := records.get(name))])
+
 
 class Group(TyperGroup):
-    """Prints its help where no command is named."""
+    """Prints its help if no command is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -57,7 +92,7 @@ class Group(TyperGroup):
 
 
 class Overview(Group):
-    """Prints the first commands where none is named, and all by heading as its help."""
+    """Prints the first commands if none is named, and all commands by heading as its help."""
 
     def first_page(self, ctx: Any) -> str:
         return FIRST

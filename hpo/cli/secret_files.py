@@ -1,30 +1,29 @@
-"""Secret settings out of files, as Docker, Kubernetes and systemd hand them over: NAME_FILE names the file that holds
-the value of NAME, so that no secret stands in a compose file or in the environment a container is started with."""
+"""Reads secret settings from files, as Docker, Kubernetes and systemd provide them.
+
+NAME_FILE names the file that holds the value of NAME, so no secret has to be in a compose file or in the environment
+with which a container starts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from hpo import secret_environment
 from hpo.errors import UserError
 from trainer.quote import shortened
 
 SECRETS = (
-    "HPO_STORAGE",
-    "HPO_TRACKING_URI",
-    "HPO_SMTP",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
+    *(name for name in secret_environment.NAMES if name != "PGPASSWORD"),  # libpq has its own file for it
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
 )
 
 
 def read_into(environ: MutableMapping[str, str]) -> None:
-    """Set each of SECRETS whose file is named; processes that are started from here see the value, not the file's name.
+    """Sets each of SECRETS whose file is named; child processes see the value, not the file's name.
 
-    Raises UserError where a file cannot be read, is empty or holds several lines, or where both are set.
+    Raises UserError if a file cannot be read, is empty or has several lines, or if both NAME and NAME_FILE are set.
     """
     for name in SECRETS:
         if path := environ.pop(f"{name}_FILE", ""):
@@ -41,7 +40,7 @@ def _value(setting: str, path: str) -> str:
     except OSError as error:
         raise UserError(f"{setting}: {shown} cannot be read ({error.strerror}): {fix}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{setting}: {shown} is no text: {fix}") from error
+        raise UserError(f"{setting}: {shown} is not text: {fix}") from error
     if not text:
         raise UserError(f"{setting}: {shown} is empty: {fix}")
     if len(text.splitlines()) > 1:

@@ -1,7 +1,7 @@
-"""Checks where a command is to write, `--to FILE` or `--to DIRECTORY`, before it computes anything.
+"""Checks the path that a command will write, `--to FILE` or `--to DIRECTORY`, before it computes anything.
 
-The flags that `--to` replaces (`--save`, `--out`, `--csv`, `--parquet`) are taken for one release: they write what they
-wrote, whatever the ending, over what is there.
+The flags that `--to` replaces (`--save`, `--out`, `--csv`, `--parquet`) work for one more release. They write as
+before, whatever the file's ending, and overwrite existing files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpo.terminal import print
 from trainer.files.paths import expanded
 
 PICTURES = (".png", ".pdf", ".svg")
-LAST = "release 0.2"  # that takes the old flags
+LAST = "release 0.2"  # the last release with the old flags
 
 
 def to_option(metavar: str, help: str) -> Any:
@@ -28,7 +28,7 @@ def to_option(metavar: str, help: str) -> Any:
     return typer.Option("--to", metavar=metavar, help=help)
 
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file or directory.")]
 
 
 def _old(flag: str) -> Any:
@@ -52,10 +52,10 @@ ParquetOption = Annotated[str | None, _old("--parquet")]
 def target(
     to: str | None, old: str | None = None, *, endings: Collection[str] = (), directory: bool = False, force: bool
 ) -> Path | None:
-    """Returns the file to write, which ends in one of `endings`, or the `directory`; None where none is asked for.
+    """Returns the file to write, which ends in one of `endings`, or the `directory`; None if neither is requested.
 
-    A directory has a name without an ending or with a slash at its end, or exists. The value of an `old` flag is not
-    checked. Raises UserError as `check_free` does, and for an ending that is not known.
+    A path is a directory if it exists as one, has no ending, or ends in a slash. The value of an `old` flag is not
+    checked. Raises UserError as `check_free` does, and for an unknown ending.
     """
     if old is not None:
         if to is not None:
@@ -75,19 +75,24 @@ def target(
 
 
 def check_free(to: str, *, directory: bool = False, force: bool) -> None:
-    """Raises UserError where `to` is there already and is not to be replaced, where it is a file and a directory is to
-    be written or the other way round, and where the directory that is to hold it is missing or closed."""
+    """Raises UserError if `to` cannot be written.
+
+    That is the case if it exists and `force` is not set, if it is a file instead of a directory or the reverse, if its
+    parent directory is missing or not writable, or if it is a URL.
+    """
     path, kind = expanded(to), "directory" if directory else "file"
+    if "://" in to:
+        raise UserError(f"--to {to}: this command writes to no URL; name a {kind}.")
     try:
-        there, parent = path.exists(), path.absolute().parent
-        if there and path.is_dir() != directory:
+        exists, parent = path.exists(), path.absolute().parent
+        if exists and path.is_dir() != directory:
             raise UserError(f"--to {to} is a {'file: name a directory' if directory else 'directory: name a file'}.")
-        if there and not force and (any(path.iterdir()) if directory else path.is_file()):
+        if exists and not force and (any(path.iterdir()) if directory else path.is_file()):
             replace = "write over it" if directory else "replace it"
             raise UserError(f"--to {to} exists already: name another {kind}, or give --force to {replace}.")
         if not parent.is_dir():
             raise UserError(f"--to {to}: directory {path.parent} does not exist; make it, or name another {kind}.")
-        if not os.access(path if there else parent, os.W_OK):
+        if not os.access(path if exists else parent, os.W_OK):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
         raise UserError(f"--to {to} cannot be written ({error.strerror}): name another {kind}.") from error
@@ -96,13 +101,13 @@ def check_free(to: str, *, directory: bool = False, force: bool) -> None:
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # which `check_free` tells
+    except OSError:  # `check_free` reports it
         return False
 
 
 def _known(endings: Collection[str], directory: bool) -> str:
-    """Returns in words what `--to` takes."""
+    """Returns a clause that names the values that `--to` takes."""
     *first, last = (*endings,) or ("",)
     file = f"a file that ends in {', '.join(first)}{' or ' if first else ''}{last}" if endings else ""
-    place = "a directory: a name without an ending, or one that ends in /" if directory else ""
-    return ", or ".join(filter(None, (file, place)))
+    folder = "a directory: a name without an ending, or one that ends in /" if directory else ""
+    return ", or ".join(filter(None, (file, folder)))

@@ -1,4 +1,4 @@
-"""Commands that look at training in this process: schedule, lr-find, batch-find, plan, diagnose."""
+"""Holds the commands that examine training in this process: schedule, lr-find, batch-find, plan, diagnose."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpo.cli import completion, options
-from hpo.cli.facts import notes, print_json
+from hpo.cli.json_output import notes, print_json
 from hpo.cli.options import (
     MOST,
     ConfigOption,
@@ -36,7 +36,10 @@ def schedule(
     override: OverrideOption = None,
     config: ConfigOption = None,
     steps_per_epoch: Annotated[
-        int | None, typer.Option("--steps-per-epoch", min=1, help="Instead of counting them in the study's data.")
+        int | None,
+        typer.Option(
+            "--steps-per-epoch", min=1, help="Optimizer steps per epoch.  [default: counted in the study's data]"
+        ),
     ] = None,
     to: Annotated[str | None, to_option("FILE.png|.pdf|.svg", "Draw a picture instead.")] = None,
     force: ForceOption = False,
@@ -50,13 +53,13 @@ def schedule(
     from hpo.storage.lookup import declaration
 
     path = target(to, save, endings=PICTURES, force=force)
-    found = curve(*declaration(study, home, storage, options.overrides(config, override)), steps_per_epoch)
+    rates = curve(*declaration(study, home, storage, options.overrides(config, override)), steps_per_epoch)
     if path:
-        draw(found, path)
+        draw(rates, path)
     if as_json:
-        print_json(found)
+        print_json(rates)
     else:
-        print(f"{found.settings}: drawn in {path}" if path else describe(found))
+        print(f"{rates.settings}: drawn in {path}" if path else describe(rates))
 
 
 @app.command("lr-find")
@@ -64,9 +67,9 @@ def lr_find(
     study: KnownStudyOption,
     override: OverrideOption = None,
     config: ConfigOption = None,
-    low: Annotated[float, typer.Option("--low", help="The first learning rate.")] = 1e-7,
-    high: Annotated[float, typer.Option("--high", help="The last one.")] = 10.0,
-    steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Optimizer steps between them.")] = 100,
+    low: Annotated[float, typer.Option("--low", help="First learning rate.")] = 1e-7,
+    high: Annotated[float, typer.Option("--high", help="Last learning rate.")] = 10.0,
+    steps: Annotated[int, typer.Option("--steps", min=20, max=100_000, help="Number of optimizer steps.")] = 100,
     to: Annotated[str | None, to_option("FILE.png|.pdf|.svg", "Draw a picture too.")] = None,
     force: ForceOption = False,
     save: SaveOption = None,
@@ -74,16 +77,16 @@ def lr_find(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Find a learning rate by a range test. It rises from step to step, to see where the loss falls fastest."""
+    """Find a learning rate by a range test. The rate rises from step to step, to see where the loss falls fastest."""
     from hpo.analysis.training import lr_find as tests
     from hpo.storage.lookup import declaration
 
     path = target(to, save, endings=PICTURES, force=force)
-    of = declaration(study, home, storage, options.overrides(config, override))
-    found = tests.lr_find(*of, low, high, steps)
-    print_json(found) if as_json else print(tests.describe(found))
+    declared = declaration(study, home, storage, options.overrides(config, override))
+    range_test = tests.lr_find(*declared, low, high, steps)
+    print_json(range_test) if as_json else print(tests.describe(range_test))
     if path:
-        tests.draw(found, f"{study}: learning-rate range test", path)
+        tests.draw(range_test, f"{study}: learning-rate range test", path)
         with notes(as_json):
             print(f"drawn in {path}")
 
@@ -93,7 +96,7 @@ def diagnose(
     trial: Annotated[
         int | None,
         typer.Argument(
-            help="A trial's number; without one, --study's own configuration.",
+            help="Number of a trial.  [default: the configuration of --study]",
             min=0,
             max=MOST,
             autocompletion=completion.trials,
@@ -102,17 +105,22 @@ def diagnose(
     study: Annotated[
         str | None,
         typer.Option(
-            "--study", help="The study's name; without a trial, FILE.py[:NAME] too.", autocompletion=completion.known
+            "--study", help="The study's name; without a trial also FILE.py[:NAME].", autocompletion=completion.known
         ),
     ] = None,
     override: OverrideOption = None,
     config: ConfigOption = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, max=100_000, help="Optimizer steps to measure.")] = 20,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=100_000, help="Number of optimizer steps to measure.")
+    ] = 20,
     points: Annotated[
-        int, typer.Option("--points", min=0, max=201, help="Of the loss landscape, along each direction; 0: none.")
+        int,
+        typer.Option("--points", min=0, max=201, help="Points of the loss landscape in each direction; 0 draws none."),
     ] = 13,
-    profile: Annotated[bool, typer.Option("--profile", help="Profile five steps more, with a Chrome trace.")] = False,
-    print_only: Annotated[bool, typer.Option("--print-only", help="Draw and record nothing.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Profile five more steps and write a Chrome trace.")
+    ] = False,
+    print_only: Annotated[bool, typer.Option("--print-only", help="Print only; draw and record nothing.")] = False,
     to: Annotated[str | None, to_option("DIRECTORY", "Write all files there too.")] = None,
     force: ForceOption = False,
     save: SaveOption = None,
@@ -121,16 +129,16 @@ def diagnose(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Find what is wrong with a training, and what to do.
+    """Find what is wrong with a training, and how to fix it.
 
     It looks at gradients, updates, dead units, landscape, data loading, fit and plateau. A trial's diagnosis is
-    left with its files and shown in its MLflow run.
+    stored with its files and shown in its MLflow run.
     """
     from hpo.analysis.training import diagnose as doctor
     from hpo.errors import UserError
     from hpo.storage.lookup import declaration, open_study
 
-    given = options.overrides(config, override)
+    overrides = options.overrides(config, override)
     look = doctor.Look(steps=steps, points=points, profile=profile, pictures=not print_only)
     path = target(to, save, directory=True, force=force)
     if profile and not path and (trial is None or print_only):
@@ -138,49 +146,49 @@ def diagnose(
     if trial is None:
         if study is None:
             raise UserError("give a trial's number, or by --study a study whose own configuration is meant.")
-        _show(doctor.of_configuration(*declaration(study, home, storage, given)), look, path, as_json)
+        _show(doctor.of_configuration(*declaration(study, home, storage, overrides)), look, path, as_json)
         return
-    if given:
+    if overrides:
         raise UserError("a trial is what it was: leave out -o and --config, or its number.")
-    ledger, name, at = open_study(home, storage, study)
-    recorder = None if print_only else doctor.Recorder(ledger, at, name, trial, tracking_uri)
-    _show(doctor.of_trial(ledger, at, name, trial), look, path, as_json, recorder)
+    ledger, name, study_home = open_study(home, storage, study)
+    recorder = None if print_only else doctor.Recorder(ledger, study_home, name, trial, tracking_uri)
+    _show(doctor.of_trial(ledger, study_home, name, trial), look, path, as_json, recorder)
 
 
 def _show(subject: Subject, look: Look, path: Path | None, as_json: bool, recorder: Recorder | None = None) -> None:
     from hpo.analysis.training import diagnose as doctor
 
-    with doctor.diagnosis(subject, look) as found:
-        print_json(found.facts()) if as_json else print(doctor.describe(found))
+    with doctor.diagnosis(subject, look) as diagnosis:
+        print_json(diagnosis.facts()) if as_json else print(doctor.describe(diagnosis))
         if path:
-            doctor.save(found, path)
-            print(f"written to {path}: {', '.join(found.files)}", file=sys.stderr)
+            doctor.save(diagnosis, path)
+            print(f"written to {path}: {', '.join(diagnosis.files)}", file=sys.stderr)
         if recorder is not None:
-            print(recorder.record(found), file=sys.stderr)
+            print(recorder.record(diagnosis), file=sys.stderr)
 
 
 @app.command()
 def plan(
     study: KnownStudyOption,
-    memory: Annotated[str, typer.Option("--memory", help="Of the device: 6GB, 16GiB.")],
+    memory: Annotated[str, typer.Option("--memory", help="Memory of the device, such as 6GB or 16GiB.")],
     override: OverrideOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Show what of a study fits a memory, by the estimate. No device is needed, and no weights."""
+    """Show which configurations fit a memory, by estimate. Needs neither device nor weights."""
     from hpo.analysis.training import memory_plan as plans
     from hpo.storage.lookup import declaration
 
-    def told(known: int, count: int) -> None:
+    def show_progress(known: int, count: int) -> None:
         if sys.stderr.isatty():
             text = f"of {known} of {count} configurations it is known whether they fit ..." if known < count else ""
             rewrite(text, sys.stderr)
 
-    of = declaration(study, home, storage, options.overrides(config, override))
-    found = plans.plan(*of, plans.size_of(memory), told)
-    print_json(found) if as_json else print(plans.describe(found))
+    declared = declaration(study, home, storage, options.overrides(config, override))
+    fits = plans.plan(*declared, plans.size_of(memory), show_progress)
+    print_json(fits) if as_json else print(plans.describe(fits))
 
 
 @app.command("batch-find")
@@ -188,15 +196,17 @@ def batch_find(
     study: KnownStudyOption,
     override: OverrideOption = None,
     config: ConfigOption = None,
-    steps: Annotated[int, typer.Option("--steps", min=10, max=100_000, help="Optimizer steps to train.")] = 100,
+    steps: Annotated[
+        int, typer.Option("--steps", min=10, max=100_000, help="Number of optimizer steps to train.")
+    ] = 100,
     as_json: JsonOption = False,
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Find a batch size by the noise of the gradients. What batches take of memory is shown too."""
+    """Find a batch size by the noise of the gradients. Also shows the memory of some batch sizes."""
     from hpo.analysis.training import batch_find as sizes
     from hpo.storage.lookup import declaration
 
-    of = declaration(study, home, storage, options.overrides(config, override))
-    found = sizes.batch_find(*of, steps)
-    print_json(found) if as_json else print(sizes.describe(found))
+    declared = declaration(study, home, storage, options.overrides(config, override))
+    suggestion = sizes.batch_find(*declared, steps)
+    print_json(suggestion) if as_json else print(sizes.describe(suggestion))

@@ -1,4 +1,4 @@
-"""Commands for other processes and hosts: worker, node, migrate."""
+"""Holds the commands for other processes and hosts: worker, node, migrate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from hpo.cli import completion
 from hpo.cli.options import HomeOption
+from hpo.cli.service_options import LogFormatOption, MetricsOption, OutageOption, ProbesOption
 from hpo.terminal import print
 
 app = typer.Typer()
@@ -15,47 +16,60 @@ app = typer.Typer()
 
 @app.command()
 def worker(
-    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database.")],
     home: HomeOption = ".hpo",
     study: Annotated[
         str | None,
         typer.Option(
             "--study",
-            help="The study's name; by default all of the home's that are driven.",
+            help="The study's name.  [default: all driven studies of the home]",
             autocompletion=completion.studies,
         ),
     ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Wait for the next driver; with --study, until it has ended.")
+    ] = False,
+    outage_wait: OutageOption = None,
+    probes: ProbesOption = None,
+    metrics: MetricsOption = None,
+    log_format: LogFormatOption = "text",
 ) -> None:
-    """Train trials of a running study from another process or host. It sees the home and stays to the end."""
+    """Train trials of a running study from another process or host. It must see the home, and stays to the end."""
+    from hpo.driver.request import waiting
     from hpo.storage.home import Home
-    from hpo.workers.joined import join
+    from hpo.workers.manual_worker import join
 
-    at = Home.at(home)
-    with at.keeping():
-        raise typer.Exit(join(storage, at, study))
+    study_home = Home.at(home)
+    with waiting(outage_wait), study_home.keeping():
+        raise typer.Exit(join(storage, study_home, study, stay=stay, probes=probes, metrics=metrics))
 
 
 @app.command()
 def node(
-    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the HPO_RENDEZVOUS of the first node.")],
-    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT; no longer used.")] = "",
+    storage: Annotated[
+        str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database; no longer used.")
+    ] = "",
 ) -> None:
-    """Train this host's share of the ranks of another host's trials."""
-    from hpo.workers.ranks import serve
+    """Print the torchrun line that replaces this command."""
+    from hpo.workers.nodes import replaced
 
-    serve(rendezvous, storage)
+    raise replaced("hpo node")
 
 
 @app.command()
 def migrate(
-    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="The ledger's URL.")],
+    storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database.")],
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long a server may take to answer.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait for a server.")
     ] = 0.0,
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; fail unless the ledger is of this release.")
+    ] = False,
 ) -> None:
-    """Make a server's ledger, or bring it to this release."""
+    """Create a server's ledger, or upgrade it to this release."""
     from hpo.ledger import Ledger
 
-    ledger = Ledger(storage, patience=wait)
+    ledger = Ledger(storage, create=not check, patience=wait)
     print(f"{ledger.shown} is a ledger of this release.")
     ledger.close()

@@ -1,1 +1,1 @@
-"""A study as it is declared and stored: loading, checks, identity and budget."""
+"""Declares and stores studies: loading, checks, identity and budget."""

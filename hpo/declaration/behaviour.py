@@ -4,8 +4,8 @@ A part is a sampler, a strategy, an optimizer, a schedule, a stage of the traine
 study. Its version rises when the same configuration, data and seed would give other results. Prose, names, new parts
 and moved modules change no version, so a release that changes only those continues every study.
 
-A study's row stores the versions of the parts that it uses (`StudySpec.behaviour`). `tests/golden/behaviour.json`
-holds a digest of what each version of each part does; `make golden ACCEPT=1` refuses another digest under the same
+A study's row stores the versions of the parts that it uses (`StudySpec.behaviour`). `tests/golden/behaviour.json` holds
+a digest of the results of each version of each part; `make golden ACCEPT=1` refuses another digest under the same
 version.
 """
 
@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpo.declaration import content
 from hpo.declaration.bundled import BUNDLED
 from hpo.search.samplers.deduplicate import is_few
 from hpo.search.samplers.registry import SAMPLERS
-from hpo.search.strategies.base import STRATEGIES
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.space.config import as_json, flatten
 from hpo.space.dimensions import Choice
 from trainer.config import TrainConfig
@@ -28,14 +29,17 @@ from trainer.config.schedule import OWN_FIELDS as SCHEDULES
 if TYPE_CHECKING:
     from hpo.declaration.study import Study
 
-# Release -> the day on which its version was set; docs/releases.md says what each of them changed.
+# Release -> the day on which its version was set; docs/releases.md describes what each of them changed.
 RELEASES = {"0.1.0": "2026-11-26", "0.2.0": "2026-11-27"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """A part's step to `version`: the release that made it, what a study sees of it, and whether this release can still
-    run the version before, so that a study which began with that one goes on with it."""
+    """A part's step to `version`: the release that made it and its visible effect.
+
+    Also records whether this release can still run the previous version, so that studies which began with it continue
+    with it.
+    """
 
     part: str
     version: int
@@ -51,12 +55,14 @@ _REFERENCE = (
     "so; special tokens that a record spells are text, and those of a template stand in data.template"
 )
 _RECORDS = "it takes special tokens that a record spells for text; those of a template stand in data.template"
+_KNOWN = "it tries no configuration that the earlier study has tried while there are others"
 _DOCUMENTS = "it takes special tokens that a document spells for text"
 CHANGES = (
     *(
         Change(part, 2, "0.2.0", _ROUNDED, keeps_previous=True)
         for part in ("sampler tpe", "sampler gp", "sampler cmaes", "sampler freeze-thaw", "sampler bohb")
     ),
+    Change("warm start", 2, "0.2.0", _KNOWN, keeps_previous=True),
     Change("strategy pb2", 2, "0.2.0", _COMPARES, keeps_previous=True),
     Change("study dpo", 2, "0.2.0", _REFERENCE, keeps_previous=False),
     Change("study lora", 2, "0.2.0", _RECORDS, keeps_previous=False),
@@ -64,7 +70,7 @@ CHANGES = (
 )
 
 _TRAINING = ("step", "data order", "seeding", "checkpoint", "losses", "metrics", "data", "precision")
-# Stages that a study uses where one of these fields is searched or has another value than the default.
+# Stages that a study uses if one of these fields is searched or differs from the default.
 _STAGES = {
     "gradients": ("train.gradients", "train.clip"),
     "averaging": ("train.average",),
@@ -77,7 +83,16 @@ _STAGES = {
     "ranks": ("train.parallel",),
 }
 _WRAPPERS = ("lookahead", "sam")
-_SPACE = ("space decoding", "space priors", "space rules", "space duplicates", "search seeds")
+_SPACE = (
+    "space decoding",
+    "space priors",
+    "space densities",
+    "space rules",
+    "space duplicates",
+    "warm start",
+    "learning",
+    "search seeds",
+)
 
 
 def parts() -> list[str]:
@@ -109,8 +124,8 @@ def runnable(part: str) -> list[int]:
 def settle(used: Iterable[str], stored: Mapping[str, int] | None) -> dict[str, int]:
     """Returns the version with which a study runs each part that it uses.
 
-    `stored` are the versions in the study's row: None where the study is new, empty where release 0.1.0 began it, all
-    of whose parts have version 1. A stored version is kept while this release can run it.
+    `stored` are the versions in the study's row: None for a new study, empty if release 0.1.0 began it, all of whose
+    parts have version 1. A stored version is kept while this release can run it.
     """
     if stored is None:
         return {part: version(part) for part in used}
@@ -119,7 +134,7 @@ def settle(used: Iterable[str], stored: Mapping[str, int] | None) -> dict[str, i
 
 
 def clause(part: str, before: int, now: int) -> str:
-    """Returns in words how a part changed between two versions, and since which release."""
+    """Returns a clause about how a part changed between two versions, and since which release."""
     if before > now:
         return f"{part} has version {before}, and this release knows versions up to {version(part)}"
     steps = [change for change in CHANGES if change.part == part and before < change.version <= now]
@@ -128,7 +143,7 @@ def clause(part: str, before: int, now: int) -> str:
 
 
 def areas(used: Iterable[str]) -> list[str]:
-    """Returns the areas of the code that these parts stand in: `trainer`, `search`, or a bundled study."""
+    """Returns the areas of the code that contain these parts: `trainer`, `search`, or a bundled study."""
     return sorted({_area(part) for part in used})
 
 
@@ -139,14 +154,30 @@ def _area(part: str) -> str:
     return "trainer" if kind in ("trainer", "optimizer", "schedule") else "search"
 
 
-def parts_of(study: Study, sampler: str, strategy: Mapping[str, Any]) -> list[str]:
-    """Returns the parts that a study uses under a sampler and a strategy's specification."""
+def parts_of(
+    study: Study,
+    sampler: str,
+    strategy: Mapping[str, Any],
+    *,
+    warm: bool = False,
+    learned: bool = False,
+    guided: bool = False,
+) -> list[str]:
+    """Returns the parts that a study uses under a sampler and a strategy's specification.
+
+    `warm` tells whether it is a warm start, `learned` whether it has learned from earlier studies, `guided` whether it
+    follows densities by default.
+    """
     used = {"space decoding", "search seeds", *_samplers(sampler, len(study.objectives)), *_strategies(strategy)}
     space = study.space
-    used |= {"space priors"} if space.has_priors or study.enqueue else set()
+    guided = guided or any(dimension.like for dimension in space.dimensions.values())
+    used |= {"space priors"} if guided or space.has_priors or study.enqueue else set()
+    used |= {"space densities"} if guided else set()
     used |= {"space rules"} if space.rejects else set()
     used |= {"space duplicates"} if is_few(space) else set()
-    used |= {f"study {name}" for name in study.bundled()}
+    used |= {"warm start"} if warm else set()
+    used |= {"learning"} if learned else set()
+    used |= {f"study {name}" for name in content.bundled_studies(study)}
     if isinstance(train := getattr(study.config, "train", None), TrainConfig):
         used |= set(_trainer(study, train))
     return [part for part in parts() if part in used]
@@ -159,18 +190,18 @@ def _samplers(name: str, objectives: int) -> Iterator[str]:
         yield from (f"sampler {choice}" for choice in (*chosen, "grid", "qmc"))
 
 
-def _strategies(spec: Mapping[str, Any]) -> Iterator[str]:
+def _strategies(spec: Mapping[str, object]) -> Iterator[str]:
     yield f"strategy {spec['name']}"
-    if isinstance(inner := spec.get("strategy"), Mapping):  # `patient` asks another one
+    if isinstance(inner := spec.get("strategy"), Mapping):  # `patient` wraps another strategy
         yield from _strategies(inner)
 
 
 def _trainer(study: Study, train: TrainConfig) -> Iterator[str]:
     yield from (f"trainer {stage}" for stage in _TRAINING)
     for kind, path in (("optimizer", "train.optim.name"), ("schedule", "train.schedule.name")):
-        yield from (f"{kind} {name}" for name in _values(study, path))  # a user's own has no version
-    wrappers = set(_values(study, "train.optim.wrap"))
-    wrappers |= {"lookahead"} if "ranger" in _values(study, "train.optim.name") else set()
+        yield from (f"{kind} {name}" for name in values_of(study, path))  # a user's own has no version
+    wrappers = set(values_of(study, "train.optim.wrap"))
+    wrappers |= {"lookahead"} if "ranger" in values_of(study, "train.optim.name") else set()
     yield from (f"trainer {wrapper}" for wrapper in wrappers)
     configured, default = (flatten({"train": as_json(config)}) for config in (train, TrainConfig()))
     changed = {path for path in configured.keys() | default.keys() if configured.get(path) != default.get(path)}
@@ -179,7 +210,7 @@ def _trainer(study: Study, train: TrainConfig) -> Iterator[str]:
             yield f"trainer {stage}"
 
 
-def _values(study: Study, path: str) -> list[Any]:
+def values_of(study: Study, path: str) -> list[Any]:
     """Returns the values that a field has in the trials of a study."""
     dimension = study.space.dimensions.get(path)
     return [*dimension.options] if isinstance(dimension, Choice) else [flatten(as_json(study.config)).get(path)]

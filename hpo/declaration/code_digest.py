@@ -3,11 +3,11 @@
 The platform's own code counts by its definitions: the top-level statements of an area's files, in any order, without
 imports of the platform's own names and paths of its modules. `definitions.json` records, for each area, the digest
 whose behaviour the golden files have shown; an installation with another digest is modified. `make golden` writes it.
-`python -m hpo.declaration.code_digest` stores the digests beside the bytecode, as the first process that needs them
-does.
+`python -m hpo.declaration.code_digest` stores the digests beside the bytecode, as does the first process that needs
+them.
 
-A user's own code counts by all of its statements, in their order, file by file, but for those under
-`if __name__ == "__main__":`, which no worker runs.
+A user's own code counts by all of its statements, in their order, file by file, except those under `if __name__ ==
+"__main__":`, which no worker runs.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from hpo.declaration.bundled import BUNDLED, SHARED
 from hpo.space.hashing import json_sha256, tree_sha256
 from hpo.terminal import print
 
-ROOT = Path(__file__).parents[2]  # of hpo, the trainer and the studies
+ROOT = Path(__file__).parents[2]  # contains hpo, the trainer and the studies
 RECORD = Path(__file__).with_name("definitions.json")
-FORM = "definitions:"  # begins what release 0.1.0 stored of the platform's code
-STUDYS = "statements:"  # begins those of a study's own code; releases up to 0.1 stored sha256 of its files
+FORM = "definitions:"  # prefix of what release 0.1.0 stored of the platform's code
+STUDYS = "statements:"  # prefix for a study's own code; releases up to 0.1 stored sha256 of its files
 _OWN = ("hpo", "trainer", "studies")
 _PATH = re.compile(rf"(?:{'|'.join(_OWN)})(?:\.\w+)*[.:](\w+)")  # of a module, or of a name in one
 
 
 def areas() -> dict[str, tuple[Path, ...]]:
-    """Returns the places of the code by area: the trainer, what decides the search, and each bundled study."""
+    """Returns area -> paths of its code: the trainer, the search, and each bundled study."""
     studies = ROOT / "studies"
     shared = {name: [studies / package for package, users in SHARED.items() if name in users] for name in BUNDLED}
     return {
@@ -54,47 +54,50 @@ def recorded() -> dict[str, str]:
 
 def record() -> None:
     """Records today's digest of each area."""
-    digests = {area: definitions(*places) for area, places in areas().items()}
+    digests = {area: definitions(*paths) for area, paths in areas().items()}
     RECORD.write_text(json.dumps(digests, indent=1) + "\n", encoding="ascii")
 
 
 def modified() -> dict[str, str]:
     """Returns the digest of each area whose definitions are not the recorded ones."""
     known = recorded()
-    digests = {area: definitions(*places) for area, places in areas().items()}
+    digests = {area: definitions(*paths) for area, paths in areas().items()}
     return {area: digest for area, digest in digests.items() if digest != known.get(area)}
 
 
-def definitions(*places: Path) -> str:
-    """Returns the digest of the Python files at these places, each a file or a directory.
+def definitions(*paths: Path) -> str:
+    """Returns the digest of the Python files at these paths, each a file or a directory.
 
     Parsing takes a second for the whole trainer, so the result is stored in `__pycache__` under the hash of the files.
     """
-    files = json_sha256([tree_sha256(place, "*.py") for place in (Path(__file__), *places)])
+    files = json_sha256([tree_sha256(path, "*.py") for path in (Path(__file__), *paths)])
     stored = Path(__file__).parent / "__pycache__" / f"digest-{files[:32]}.{sys.implementation.cache_tag}"
     try:
         return stored.read_text(encoding="ascii")
     except OSError:
-        digest = json_sha256(sorted(_definitions(_sources(places))))
+        digest = json_sha256(sorted(_definitions(_sources(paths))))
     _keep(stored, digest)
     return digest
 
 
-def of_study(place: Path, *, program: bool = False) -> str:
-    """The digest of a study's own code, a file or a package: of its statements and, by which a study of an earlier
-    release goes on, of its bytes. Of a `program`, which is run and not imported, what it does as a script counts."""
-    written = tree_sha256(place, "*.py")
-    return f"{STUDYS}{_statements(place, written, program)}:{written}"
+def of_study(path: Path, *, program: bool = False) -> str:
+    """Returns the digests of a study's own code, a file or a package: of its statements and of its bytes.
+
+    Studies of an earlier release are compared by the bytes. For a `program`, which is run and not imported, its code as
+    a script counts too.
+    """
+    written = tree_sha256(path, "*.py")
+    return f"{STUDYS}{_statements(path, written, program)}:{written}"
 
 
 def of_text(text: str) -> str:
-    """The same of a function's text, as a notebook has it."""
+    """Returns the same digests for a function's text, such as one in a notebook."""
     source = textwrap.dedent(text)
     return f"{STUDYS}{_parsed(source.encode())}:{sha256(text.encode()).hexdigest()}"
 
 
 def same(before: str, after: str) -> bool:
-    """Whether two digests are of the same code: by its statements, to the byte where a release up to 0.1 made one."""
+    """Returns whether two digests are of the same code: by its statements, or to the byte for a release up to 0.1."""
     if not after.startswith(STUDYS):
         return before == after
     _, statements, written = after.split(":")
@@ -102,16 +105,17 @@ def same(before: str, after: str) -> bool:
 
 
 @cache
-def _statements(place: Path, written: str, program: bool) -> str:
-    """The digest of the statements in a file, or in each file of a package; `written` is what its bytes are."""
-    if place.is_file() and place.suffix != ".py":
+def _statements(path: Path, written: str, program: bool) -> str:
+    """Returns the digest of the statements in a file, or in each file of a package; `written` is the digest of the
+    bytes."""
+    if path.is_file() and path.suffix != ".py":
         return written
-    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
-    return json_sha256({one.relative_to(place).as_posix(): _parsed(one.read_bytes(), program) for one in files})
+    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return json_sha256({file.relative_to(path).as_posix(): _parsed(file.read_bytes(), program) for file in files})
 
 
 def _parsed(source: bytes, program: bool = False) -> str:
-    """sha256 of the statements; of the bytes where they are not Python's, since then no statement is run either."""
+    """Returns sha256 of the statements; of the bytes if they are not Python, since then no statement runs either."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -123,7 +127,7 @@ def _parsed(source: bytes, program: bool = False) -> str:
 def _dumped(tree: ast.AST) -> str:
     """Returns the tree as ast.dump of Python 3.11 writes it, so that a study goes on under a later Python.
 
-    3.12 added a field for the parameters of generic functions and classes, 3.13 leaves empty lists out.
+    3.12 added a field for the parameters of generic functions and classes, 3.13 omits empty lists.
     """
     for node in ast.walk(tree):
         if getattr(node, "type_params", None) == []:
@@ -132,20 +136,20 @@ def _dumped(tree: ast.AST) -> str:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Write the file as a whole, where the platform is installed by who runs it."""
+    """Writes the file atomically if the current user installed the platform."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)
         part.write_text(text, encoding="ascii")
         part.replace(path)
     except OSError:
-        with suppress(OSError):  # on a read-only file system even what is not there cannot be removed
+        with suppress(OSError):  # on a read-only file system even removing a missing file fails
             part.unlink()
 
 
-def _sources(places: Iterable[Path]) -> Iterator[Path]:
-    for place in places:
-        yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
+def _sources(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
 def _definitions(files: Iterable[Path]) -> set[str]:
@@ -159,10 +163,12 @@ def _definitions(files: Iterable[Path]) -> set[str]:
 
 
 def _plain(node: object) -> object:
-    """Returns a syntax tree as tuples that are the same under every version of Python: fields without a value, which a
-    version may add, do not count."""
+    """Returns a syntax tree as tuples that are the same under every version of Python.
+
+    Fields without a value, which a version may add, do not count.
+    """
     if isinstance(node, list):
-        return [_plain(item) for item in node]
+        return [_plain(child) for child in node]
     if not isinstance(node, ast.AST):
         return node
     fields = ((name, _plain(value)) for name, value in ast.iter_fields(node) if value is not None and value != [])
@@ -170,7 +176,7 @@ def _plain(node: object) -> object:
 
 
 class _Undocumented(ast.NodeTransformer):
-    """Takes docstrings out of a module."""
+    """Removes docstrings from a module."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -178,23 +184,23 @@ class _Undocumented(ast.NodeTransformer):
 
 
 class _Imported(_Undocumented):
-    """Leaves of a module what an import of it runs."""
+    """Keeps the part of a module that an import runs."""
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
-        alone = ast.dump(node.test) == _AS_SCRIPT and not node.orelse
-        return None if alone else self.generic_visit(node)
+        is_script_block = ast.dump(node.test) == _AS_SCRIPT and not node.orelse
+        return None if is_script_block else self.generic_visit(node)
 
 
 _AS_SCRIPT = ast.dump(ast.parse('__name__ == "__main__"', mode="eval").body)
 
 
 class _Moveless(_Undocumented):
-    """Takes out of one module what a move changes."""
+    """Removes the parts of a module that change when it moves."""
 
     def __init__(self, tree: ast.Module) -> None:
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and _own(node.module)]
         named = [(node.module, alias) for node in imports for alias in node.names]
-        self._modules = {one.asname or one.name for module, one in named if _is_module(f"{module}.{one.name}")}
+        self._modules = {name.asname or name.name for module, name in named if _is_module(f"{module}.{name.name}")}
 
     def visit_Import(self, node: ast.Import) -> ast.AST | None:
         return None if all(_own(alias.name) for alias in node.names) else node
@@ -222,8 +228,8 @@ def _own(module: str | None) -> bool:
 
 
 def _is_module(path: str) -> bool:
-    place = ROOT.joinpath(*path.split("."))
-    return place.is_dir() or place.with_suffix(".py").is_file()
+    module = ROOT.joinpath(*path.split("."))
+    return module.is_dir() or module.with_suffix(".py").is_file()
 
 
 if __name__ == "__main__":

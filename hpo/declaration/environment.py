@@ -1,4 +1,4 @@
-"""Describes where a study runs: versions, host, git commit. Recorded, and partly watched for drift."""
+"""Describes where a study runs: versions, host, git commit. All is recorded, and part of it is watched for drift."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.declaration import content
 from hpo.version import VERSION
 
 if TYPE_CHECKING:
@@ -20,35 +21,37 @@ _PACKAGES = (*_DECIDING, "mlflow-skinny", "sqlalchemy", "pydantic", "safetensors
 
 
 def deciding_versions() -> str:
-    """Versions of what proposals and weights depend on, and how MKL is to round (`trainer` sets it where nobody has);
-    a change is drift."""
+    """Returns the versions that proposals and weights depend on, and MKL's rounding mode (`trainer` sets a default).
+
+    A change is drift.
+    """
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"python": python} | _versions(_DECIDING) | {"MKL_CBWR": os.environ.get("MKL_CBWR")}
-    return " ".join(f"{name} {found}" for name, found in versions.items())
+    return " ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def describe(study: Study) -> dict[str, Any]:
-    """Host, platform, versions and, where the study's code is in a git checkout, its commit."""
+    """Returns host, platform, versions and, if the study's code is in a git checkout, its commit."""
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {"hpo": VERSION} | _versions(_PACKAGES),
-        "git": git_commit(study.directory()),
+        "git": git_commit(content.directory(study)),
     }
 
 
 def release() -> str:
     """Returns hpo's version, and in a git clone its commit: `0.2.0 (1a2b3c4d, modified)`."""
     clone = Path(__file__).parents[2]
-    git = git_commit(clone) if (clone / ".git").exists() else None  # not the repository that an environment lies in
+    git = git_commit(clone) if (clone / ".git").exists() else None  # not the repository that contains an environment
     if git is None:
         return VERSION
     return f"{VERSION} ({git['commit'][:8]}{', modified' if git['dirty'] else ''})"
 
 
 def git_commit(directory: Path) -> dict[str, Any] | None:
-    """{"commit", "dirty"} of the checkout that holds `directory`; None outside one, or without git."""
+    """Returns {"commit", "dirty"} of the checkout that holds `directory`; None outside one, or without git."""
     try:
         commit = _git(directory, "rev-parse", "HEAD")
         return {"commit": commit, "dirty": bool(_git(directory, "status", "--porcelain", "--untracked-files=no"))}
@@ -62,10 +65,10 @@ def _git(directory: Path, *arguments: str) -> str:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in packages:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            versions[name] = None
+    return versions

@@ -1,4 +1,4 @@
-"""What the platform knows of a study that was imported: what it searched and how it was judged, but no code."""
+"""Describes an imported study: what it searched and how it was judged, without its code."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpo.text import command
 if TYPE_CHECKING:
     from hpo.declaration.spec import StudySpec
 
-REFERENCE = "imported:"  # begins the reference of such a study, and its name follows
-_TYPES: dict[str, type[Dimension]] = {one.__name__: one for one in (Float, Int, Choice)}
+REFERENCE = "imported:"  # prefix of the reference of such a study; its name follows
+_TYPES: dict[str, type[Dimension]] = {kind.__name__: kind for kind in (Float, Int, Choice)}
 
 
 @dataclass(frozen=True)
 class ImportedSpace:
-    """The dimensions by name, without what a Space asks of names, which are another library's."""
+    """The dimensions by name, without a Space's rules on names, since the names come from another library."""
 
     dimensions: Mapping[str, Dimension]
 
 
 @dataclass(frozen=True)
 class ImportedDeclaration:
-    """What stands in the place of a Study for whoever only looks at trials."""
+    """Stands in for a Study in code that only reads trials."""
 
     space: ImportedSpace
     objectives: tuple[Objective, ...]
@@ -36,29 +36,29 @@ class ImportedDeclaration:
 
 
 def declaration(spec: StudySpec) -> ImportedDeclaration:
-    """The declaration of an imported study, from its specification."""
+    """Returns the declaration of an imported study, from its specification."""
     assert spec.imported is not None
     return ImportedDeclaration(
         ImportedSpace({name: dimension(stored) for name, stored in spec.imported["space"].items()}),
-        tuple(Objective(**one) for one in spec.objectives),
-        tuple(Constraint(**one) for one in spec.constraints),
+        tuple(Objective(**objective) for objective in spec.objectives),
+        tuple(Constraint(**constraint) for constraint in spec.constraints),
     )
 
 
 def stored(one: Dimension) -> dict[str, Any]:
-    """A dimension as JSON, which `dimension` reads."""
+    """Returns a dimension as JSON, which `dimension` reads."""
     described = one.describe()
-    return {key: value for key, value in described.items() if key not in ("tier", "when", "prior", "strength")}
+    return {key: value for key, value in described.items() if key not in ("tier", "when", "prior", "like", "strength")}
 
 
 def dimension(described: Mapping[str, Any]) -> Dimension:
-    """The dimension that `stored` has described."""
-    given = dict(described)
-    return _TYPES[given.pop("type")](**given)
+    """Returns the dimension that `stored` has described."""
+    fields = dict(described)
+    return _TYPES[fields.pop("type")](**fields)
 
 
 def refuse(name: str) -> StudyError:
-    """Why nothing of an imported study can be trained."""
+    """Returns the error that an imported study cannot be trained."""
     warm = command(f"run --study STUDY --warm-start {name}")
     return StudyError(
         f"study {name!r} was imported and has no code to train by, so it is never resumed or trained again: "

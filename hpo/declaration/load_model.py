@@ -1,4 +1,4 @@
-"""Loads a model from a checkpoint directory, wherever that came from. Weights are safetensors: nothing is unpickled."""
+"""Loads a model from a checkpoint directory of any origin. Weights are safetensors: nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_model(
 ) -> nn.Module:
     """Returns the model in `directory` of a study called `name`; see `Study.load_model`.
 
-    `config` is the trial's configuration, or builds it from the JSON that stands beside the weights and its hash.
+    `config` is the trial's configuration, or a function that builds it from the stored JSON and its hash.
     """
     task = task_class()
     from trainer.checkpoint import files
@@ -31,10 +31,10 @@ def load_model(
 
     try:
         weights, manifest = files.read_model(directory)
-        given = config if isinstance(config, BaseModel) else config(_stored(directory), manifest.get("config_hash", ""))
+        made = config if isinstance(config, BaseModel) else config(_stored(directory), manifest.get("config_hash", ""))
     except Damaged as damage:
         raise CheckpointError(f"checkpoint {directory} cannot be used: {damage}.") from damage
-    model = built(task(given))
+    model = built(task(made))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -44,11 +44,11 @@ def load_model(
 
 
 def _stored(directory: Path) -> Any:
-    """Beside the weights, as in a model of MLflow's, or above `checkpoints/step-...`, as in the artifacts of a run."""
+    """Returns the configuration beside the weights, as in an MLflow model, or two directories above, as in a run."""
     from trainer.checkpoint.manifest import json_in
 
     above = [directory.parent.parent] if directory.absolute().parent.name == "checkpoints" else []
-    for place in (directory, *above):
-        if (place / _CONFIG).exists():
-            return json_in(place, _CONFIG)
-    raise UserError(f"there is no config.json beside the weights in {directory}: give load_model the trial's config.")
+    for folder in (directory, *above):
+        if (folder / _CONFIG).exists():
+            return json_in(folder, _CONFIG)
+    raise UserError(f"{directory} has no config.json beside the weights: give load_model the trial's config.")

@@ -50,7 +50,8 @@ class Config(Frozen):
 
 
 class MyTask(Task):
-    """What is trained. The trainer makes one for each trial and calls the methods below; `self.config` is a Config."""
+    """The task to train. The trainer makes one for each trial and calls the methods below; `self.config` is a
+    Config."""
 
     # In these, as in optimizers' numbers, small trials may differ that train several at once (docs/guide/lanes.md).
     lane_fields = ("model.dropout", "loss.label_smoothing")
@@ -120,8 +121,8 @@ STUDY = Study(
     objectives=[Objective("val/accuracy", "maximize")],
     metrics=("train/loss", "val/*", "test/*"),  # what two runs of this study must agree on
     hold_out={"data.test": True},  # set by `hpo confirm`, which trains the best trials again under other seeds
-    # After 4, 12, 36 ... epochs a trial stops unless it is among the best third of those before it; "none" stops none.
-    strategy="asha",
+    # By default a trial stops after 4, 12, 36 ... epochs unless it is among the best third of those before it.
+    # strategy="none",
     presets={
         "quick": {"train.num_epochs": 2},
         "long": {"train.num_epochs": 40, "train.schedule.name": "cosine"},

@@ -1,4 +1,4 @@
-"""Names that a study may have."""
+"""Checks the names of studies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RESERVED = {"con", "prn", "aux", "nul", *(f"{stem}{i}" for stem in ("com", "lpt
 
 
 def check_name(name: str, what: str = "study name") -> str:
-    """Return `name` if it is safe as a directory and a run name on every platform, else raise UserError."""
+    """Returns `name` if it is safe as a directory and a run name on every platform, else raises UserError."""
     if not _NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED or name.endswith("."):
         raise UserError(
             f"{what} {name!r} cannot be used: a letter or digit, then up to 63 letters, digits, '.', '_' or '-', with "

@@ -1,9 +1,11 @@
-"""Refuses before anything is written what can be seen by then: a missing checkpoint, device or metric."""
+"""Rejects known mistakes before anything is written: a missing checkpoint, device or metric."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.study import RESUME_FROM, Study
 from hpo.declaration.user_code import own_code
+from hpo.door import option
 from hpo.errors import NO_TORCH, StudyError, UserError
 from hpo.search.samplers import auto
-from hpo.search.samplers.registry import ONE_OBJECTIVE
-from hpo.search.strategies.base import check_several
+from hpo.search.samplers.registry import Kind
+from hpo.search.strategies.registry import check_several
+from hpo.space import read_when
 from hpo.space.config import as_json, flatten
-from hpo.space.dimensions import Choice
+from hpo.space.dimensions import Choice, Int
 from hpo.space.trial_config import TrialShape
 from hpo.text import near
 from trainer.checkpoint import manifest
@@ -29,17 +33,19 @@ from trainer.report import trains_itself
 from trainer.runtime.dotted import check_call, named
 
 _WITH_TORCH = ("gp", "freeze-thaw")  # samplers
-# What the trainer and the reporter add to what a task reports.
+# The metrics that the trainer and the reporter add to a task's.
 _TRAINERS_OWN = ("train/*", "time/*")
 
 
-def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool = True) -> None:
-    """Raise UserError or trainer.errors.ConfigError in one sentence for what no trial could be trained with, and where
-    no trial reads what one of `options`, the paths that were set one by one, sets. `here`: this host's devices are
-    those of the workers."""
+def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool = True, begun: bool = False) -> None:
+    """Raises UserError or trainer.errors.ConfigError in one sentence if no trial could be trained.
+
+    Also raises it if no trial reads one of `options`, the paths that were set one by one. `here`: the workers use this
+    host's devices. `begun`: an existing study continues whatever it searches.
+    """
     study, spec = resolved.study, resolved.spec
     check_several(resolved.strategy, len(spec.objectives))
-    if len(spec.objectives) > 1 and spec.sampler in ONE_OBJECTIVE:
+    if len(spec.objectives) > 1 and not Kind.of(spec.sampler).several:
         raise UserError(
             f"sampler {spec.sampler!r} takes one objective and the study has {len(spec.objectives)}: choose nsga2, "
             "nsga3, tpe or auto."
@@ -53,6 +59,7 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
     values = flatten(as_json(study.config))
     _check_sizes(values)
     _check_unread(study, values, options)
+    _check_read_when(study, values, options, searched=not begun)
     for config in study.tried():
         if isinstance(train := getattr(config, "train", None), TrainConfig):
             _check_own(train)
@@ -64,44 +71,55 @@ def check(resolved: ResolvedStudy, *, options: Collection[str] = (), here: bool 
     if path := values.get(RESUME_FROM):
         _check_checkpoint(expanded(path), study)
     if str(device := values.get("train.device")).startswith("cuda"):
-        from trainer.runtime.device import pick_device  # and with it torch, which alone knows
+        from trainer.runtime.device import pick_device  # imports torch, which alone knows the devices
 
         pick_device(str(device))
 
 
 def check_torch(study: Study) -> None:
-    """Raise StudyError where the study trains by the shared trainer and this installation has no PyTorch."""
+    """Raises StudyError if the study trains by the shared trainer and this installation has no PyTorch."""
     if not find_spec("torch") and not study.trains_itself:
         raise StudyError(f"study {study.name!r} trains with {NO_TORCH}.")
 
 
 def _check_torch_of_search(resolved: ResolvedStudy) -> None:
-    """Raise UserError where what chooses the trials computes with PyTorch and this installation has none."""
+    """Raises UserError if the choice of trials needs PyTorch and this installation has none."""
     spec = resolved.spec
     chosen = auto.choice(len(spec.objectives), auto.QUICK, planned=spec.planned)
     if (chosen if spec.sampler == "auto" else spec.sampler) in _WITH_TORCH and not find_spec("torch"):
         raise UserError(f"sampler {spec.sampler!r} of study {spec.name!r} computes with {NO_TORCH}.")
 
 
-def lacking(task: Any, shape: TrialShape) -> str:
-    """What a trial of this shape asks of a task that has a loop of its own, and that has not, in a sentence; else
-    empty. A task's class or an instance, which may have a loop that the class has not."""
+def check_one_by_one(shape: TrialShape, door: str) -> None:
+    """Raises UserError if several trials are to train as lanes and `door` trains each alone."""
+    if shape.lanes > 1:
+        raise UserError(
+            f"{door}: it trains each trial on its own, and train.lanes is {shape.lanes}: leave that out, or choose "
+            "another executor."
+        )
+
+
+def lacking(task: object, shape: TrialShape) -> str:
+    """Returns a sentence about what a trial of this shape needs and a task with its own loop lacks; else an empty text.
+
+    The task may be a class or an instance, which may have a loop that the class lacks.
+    """
     if not trains_itself(task):
         return ""
-    asked = {
+    requests = {
         "train.lanes": (shape.lanes > 1, "which has no lanes"),
         "train.parallel": (shape.ranks > 1, "which is one process"),
         "train.folds": (shape.folds > 1, "which trains no folds"),
         "train.seeds": (shape.seeds > 1, "which trains under one seed"),
     }
     name = (task if isinstance(task, type) else type(task)).__name__
-    for path, (is_asked, why) in asked.items():
+    for path, (is_asked, why) in requests.items():
         if is_asked:
             return f"{name} has a fit() of its own, {why}: leave {path}."
     return ""
 
 
-# What no study can mean: path -> the most there may be, and why.
+# Limits for any study: path -> the maximum, and why.
 _MOST = {
     "train.num_epochs": (2**31 - 1, "the ledger counts epochs in 32 bits"),
     "train.folds": (1000, "each fold trains a model from the beginning"),
@@ -109,14 +127,14 @@ _MOST = {
 }
 
 
-def _check_sizes(values: Mapping[str, Any]) -> None:
+def _check_sizes(values: Mapping[str, object]) -> None:
     for path, (most, why) in _MOST.items():
-        if isinstance(given := values.get(path), int) and given > most:
-            raise UserError(f"{path}={given}: {why}, so give {most} or less.")
+        if isinstance(value := values.get(path), int) and value > most:
+            raise UserError(f"{path}={value}: {why}, so give {most} or less.")
 
 
 def _check_own(train: TrainConfig) -> None:
-    """An optimizer and a schedule of the user's own are there and take what they will be given."""
+    """Checks that a user's own optimizer and schedule exist and accept their arguments."""
     with own_code():
         if train.schedule.name not in OWN_FIELDS:
             from trainer.optim.schedule import users_own
@@ -124,9 +142,9 @@ def _check_own(train: TrainConfig) -> None:
             users_own(train.schedule.name)
         if (name := train.optim.name) not in OPTIMIZERS:
             field = "train.optim.name"
-            given = train.optim.arguments
-            fix = f"let it take {', '.join(given)}, or change train.optim.options"
-            check_call(named(name, field), f"{field}={name!r}", fix, [], **given)
+            arguments = train.optim.arguments
+            fix = f"let it take {', '.join(arguments)}, or change train.optim.options"
+            check_call(named(name, field), f"{field}={name!r}", fix, [], **arguments)
 
 
 def _check_bound(train: TrainConfig, here: bool) -> None:
@@ -138,16 +156,19 @@ def _check_bound(train: TrainConfig, here: bool) -> None:
 
 
 _TRAIN = "train."
+_FEW = 64  # values of a dimension that are checked one by one
 _TWICE = {"train.optim.name": "ranger", "train.optim.wrap": "lookahead"}
 
 
-def _check_unread(study: Study, values: Mapping[str, Any], options: Collection[str]) -> None:
-    """What an option sets is read by some trial, and nothing is asked for twice. A file may hold a whole configuration,
-    as that of the best trial, of which nothing reads some fields."""
-    for path, row in _unread(options, lambda other: _possible(study, values, other)):
-        switch, other = row.switches[0], _TRAIN + row.switches[0].path
+def _check_unread(study: Study, values: Mapping[str, object], options: Collection[str]) -> None:
+    """Raises UserError if no trial reads a field that an option sets, or if anything is set twice.
+
+    A file may hold a whole configuration, such as the best trial's, in which nothing reads some fields.
+    """
+    for path, row in _unread(options, lambda needed: _possible(study, values, needed)):
+        switch, needed = row.switches[0], _TRAIN + row.switches[0].path
         raise UserError(
-            f"{path} is set, and {other} is {values.get(other)!r}, which does not read it: set {other} to "
+            f"{path} is set, and {needed} is {values.get(needed)!r}, which does not read it: set {needed} to "
             f"{switch.values}, or leave {path} out."
         )
     of_a_file = _TWICE.keys() & study.overrides.keys() and not _TWICE.keys() & set(options)
@@ -158,29 +179,60 @@ def _check_unread(study: Study, values: Mapping[str, Any], options: Collection[s
         )
 
 
-def unread(paths: Collection[str], values: Mapping[str, Any]) -> list[str]:
-    """Those of `paths` that the configuration `values`, by path, does not read."""
-    found = [path for path, _ in _unread(paths, lambda other: (values.get(other),))]
-    return found + ["train.optim.wrap"] * all(values.get(path) == value for path, value in _TWICE.items())
+def _check_read_when(study: Study, values: Mapping[str, object], options: Collection[str], *, searched: bool) -> None:
+    """Raises UserError if no trial reads a field that an option sets or, if `searched`, that the space searches.
+
+    An option may always remove a dimension from the space, whether the field is read or not.
+    """
+    declared = read_when.conditions(study.read_when)
+    set_alone = [path for path in flatten(study.overrides) if path in options and path not in study.pinned]
+    possible = partial(_possible, study, values, counted=True)
+    for path, condition in read_when.unread(set_alone, declared, possible):
+        why = condition.clause(values, study.overrides)
+        raise UserError(f"{path}={values.get(path)!r} {why}: change that, or leave {path} out.")
+    always = [path for path in study.space.paths if searched and not study.space.dimensions[path].conditions]
+    for path, condition in read_when.unread(always, declared, possible):
+        pin = option("overrides", f"{path}={json.dumps(values.get(path))}")
+        why = condition.clause(values, study.overrides)
+        raise UserError(f"the search varies {path}, which {why}: change that, or pin it by {pin}.")
 
 
-def _unread(paths: Collection[str], possible: Callable[[str], Sequence[Any] | None]) -> Iterator[tuple[str, Idle]]:
-    """Each path that is not read though a space might have it read, with its row of the table."""
-    trained = (path.removeprefix(_TRAIN) for path in paths if path.startswith(_TRAIN))
-    found = rows_unread(trained, lambda other: possible(_TRAIN + other), "option")
-    return ((_TRAIN + path, row) for path, row in found)
+def unread(paths: Collection[str], values: Mapping[str, object], declared: Mapping[str, str]) -> list[str]:
+    """Returns those of `paths` that the configuration `values`, by path, does not read.
+
+    `declared` is its study's `read_when`.
+    """
+    idle = [path for path, _ in _unread(paths, lambda other: (values.get(other),))]
+    of_study = read_when.conditions(declared)
+    idle += [path for path, _ in read_when.unread([*paths], of_study, lambda other: (values.get(other),))]
+    return idle + ["train.optim.wrap"] * all(values.get(path) == value for path, value in _TWICE.items())
 
 
-def _possible(study: Study, values: Mapping[str, Any], path: str) -> Sequence[Any] | None:
-    """What a field that chooses may be in a trial; None: anything."""
+def _unread(paths: Collection[str], possible: Callable[[str], Sequence[object] | None]) -> Iterator[tuple[str, Idle]]:
+    """Yields each unread path that a space could make read, with its row of the table."""
+    train_fields = (path.removeprefix(_TRAIN) for path in paths if path.startswith(_TRAIN))
+    idle_rows = rows_unread(train_fields, lambda other: possible(_TRAIN + other), "option")
+    return ((_TRAIN + path, row) for path, row in idle_rows)
+
+
+def _possible(study: Study, values: Mapping[str, object], path: str, *, counted: bool = False) -> Sequence[Any] | None:
+    """Returns the values that a field may have in a trial, None for any.
+
+    They are those of a choice and, with `counted`, those of any dimension with few values.
+    """
     if path not in study.space.dimensions:
         return (values.get(path),)
-    return searched.options if isinstance(searched := study.space.dimensions[path], Choice) else None
+    if isinstance(dimension := study.space.dimensions[path], Choice):
+        return dimension.options
+    if counted and isinstance(dimension, Int) and dimension.divisor is None and dimension.count <= _FEW:
+        return dimension.allowed()
+    return None
 
 
 def _check_metrics(study: Study, monitors: dict[str, str]) -> None:
-    """Every metric that something waits for is one that the study declares; a pattern may promise too much."""
-    declared = [*study.metrics, *(one.metric for one in (*study.objectives, *study.constraints))]
+    """Raises UserError unless the study declares every metric that an option depends on; a pattern counts as all names
+    that it matches."""
+    declared = [*study.metrics, *(judged.metric for judged in (*study.objectives, *study.constraints))]
     for path, name in monitors.items():
         if not any(fnmatchcase(name, pattern) for pattern in (*declared, *_TRAINERS_OWN)):
             known = list(dict.fromkeys(declared))
@@ -192,15 +244,17 @@ def _check_metrics(study: Study, monitors: dict[str, str]) -> None:
 
 def _check_checkpoint(path: Path, study: Study) -> None:
     if not path.is_dir():
-        raise UserError(f"{RESUME_FROM}={str(path)!r} is no directory: give that of a checkpoint, as `hpo best` does.")
+        raise UserError(
+            f"{RESUME_FROM}={str(path)!r} is not a directory: give that of a checkpoint, as `hpo best` does."
+        )
     try:
-        found = manifest.check(path, None)
+        state = manifest.check(path, None)
     except manifest.Damaged as damage:
         raise UserError(f"{RESUME_FROM}={str(path)!r} cannot be used: {damage}.") from damage
     epochs = flatten(as_json(study.config)).get("train.num_epochs")
-    searched = "train.num_epochs" in study.space.paths
-    if not searched and isinstance(epochs, int) and found.get("epoch", 0) >= epochs:
+    searches_epochs = "train.num_epochs" in study.space.paths
+    if not searches_epochs and isinstance(epochs, int) and state.get("epoch", 0) >= epochs:
         raise UserError(
-            f"{RESUME_FROM}={str(path)!r} has {found['epoch']} epochs behind it and train.num_epochs is {epochs}: "
+            f"{RESUME_FROM}={str(path)!r} has trained {state['epoch']} epochs and train.num_epochs is {epochs}: "
             "raise num_epochs."
         )

@@ -1,28 +1,30 @@
-"""Finds a study by its reference, the text by which any process loads it again, and the reference of a study."""
+"""Finds a study by its reference, the text by which any process can load it, and finds a study's reference."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 from hpo.declaration import imported
 from hpo.declaration.command import file as command_file
 from hpo.declaration.loading import file_of, load_module
 from hpo.declaration.study import Study
+from hpo.door import NOTEBOOK, option
 from hpo.errors import StudyError
 from hpo.text import near
 from trainer.files.paths import expanded
 
-NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _in_notebook: dict[str, Study] = {}
 
 
 def load(reference: str) -> Study:
-    """The study a reference names: `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY), or
-    `train.yaml`, the file of a command.
+    """Returns the study that a reference names.
 
-    Raises StudyError in one sentence: unknown name with near ones, a file that raises with its line, no such attribute.
+    It is `atft`, `path/to/my_study.py` or either with `:NAME`, the attribute (STUDY), or `train.yaml`, the file of a
+    command. Raises StudyError in one sentence: an unknown name with similar ones, a file that raises with its line, no
+    such attribute.
     """
     if reference.startswith(f"{NOTEBOOK}:"):
         return _of_notebook(reference)
@@ -40,7 +42,7 @@ def load(reference: str) -> Study:
     if study is None:
         hint = f"it has {', '.join(studies)}{near(attribute, studies)}".rstrip(".?")
         if studies and not stable.endswith(f":{attribute}"):
-            hint += f": give --study {reference}:{studies[0]}, or another of them"
+            hint += f": give {option('study', f'{reference}:{studies[0]}')}, or another of them"
         elif not studies:
             hint = (
                 f"write {attribute} = Study(...), or @hpo.study(space=..., minimize=...) above a function, where an "
@@ -52,17 +54,25 @@ def load(reference: str) -> Study:
     return replace(study, reference=stable, module=module.__name__)
 
 
-def reference_of(study: Study) -> tuple[str, bool]:
-    """The reference that `load` takes for a study in hand, and whether any process can load it: not where it is defined
-    in a notebook or at a prompt. Raises StudyError for one that no module has by a name.
+def reference_file(reference: str) -> Path | None:
+    """Returns the file that a reference names; None for a bundled study, or one of a notebook."""
+    if reference.endswith(command_file.SUFFIXES):
+        return Path(reference)
+    stem, dot, _ = reference.partition(".py")
+    return Path(stem + dot) if dot else None
 
-    Where several modules have it by a name, its own file is that of its function or task, or else any but the script
-    that runs, which has imported it: who calls is no part of the study's code.
+
+def reference_of(study: Study) -> tuple[str, bool]:
+    """Returns the reference that `load` takes for a study object, and whether any process can load it.
+
+    No other process can load one that is defined in a notebook or at a prompt. Raises StudyError for a study that no
+    module holds under a name. If several modules hold it, the file of its function or task wins, then any but the
+    running script, which has imported it: the importing script does not belong to the study's code.
     """
     if study.reference:
         return study.reference, True
     modules = [sys.modules["__main__"], *list(sys.modules.values())]
-    named_by = [(one, key) for one in modules for key, value in list(vars(one).items()) if value is study]
+    named_by = [(module, key) for module in modules for key, value in list(vars(module).items()) if value is study]
     if not named_by:
         raise StudyError(f"study {study.name!r} is a value without a name: assign it to one at the top of its file.")
     defining = study.task.partition(":")[0] if isinstance(study.task, str) else study.task.__module__
@@ -79,8 +89,13 @@ def reference_of(study: Study) -> tuple[str, bool]:
     return reference, False
 
 
+def is_unknown_cell(reference: str) -> bool:
+    """Tells whether a reference names a cell of a notebook that this process has not run."""
+    return reference.startswith(f"{NOTEBOOK}:") and reference not in _in_notebook
+
+
 def _of_notebook(reference: str) -> Study:
-    if reference not in _in_notebook:
+    if is_unknown_cell(reference):
         name = reference.partition(":")[2]
         raise StudyError(
             f"study {name!r} is defined in a notebook, which no other process can import: run its cells again, then "

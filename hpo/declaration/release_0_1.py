@@ -1,8 +1,8 @@
 """Takes over the identities of studies that release 0.1.0 began.
 
-That release stored digests of all of the trainer's, the search's and a bundled study's definitions. Where they are
-those of the release's last state, the study's parts have version 1, whose golden digests are the release's. Any other
-digest is of code in between, about which nothing was recorded: it counts as modified.
+That release stored digests of all definitions of the trainer, the search and a bundled study. If they are those of the
+release's last state, the study's parts have version 1, whose golden digests are the release's. Any other digest is of
+code in between, of which nothing was recorded: it counts as modified.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AREAS = {
     "trainer": "7519a8dac4f28e81484d4c40513d34a81e71650a1906cd1bfc461db58521b20b",
     "search": "d3b3cf29038554a08838d242f80b9eb115fcb1021c4ad4a4ac41aa23e1a5d1c7",
 }
-# Of the bundled studies' code: what a declaration's file, its package, and an import of it were stored by.
+# The digests of the bundled studies' code: stored for a declaration's file, its package, and an import of it.
 _CODE = {
     "17d54be44115d157e91b7cbd0f649f09cb5283478350df00e4b80b9ea6acc750",  # atft
     "7e44f8acc2204d597b6517f5b95e4916bed2d9643bff4bdecc1eacced98a9925",
@@ -39,13 +39,13 @@ _CODE = {
 }
 
 
-def began(identity: Mapping[str, Any]) -> bool:
-    """Tells whether release 0.1.0 wrote the identity."""
+def began(identity: Mapping[str, object]) -> bool:
+    """Returns whether release 0.1.0 wrote the identity."""
     return bool(identity.keys() & _AREAS.keys()) and "behaviour" not in identity
 
 
 def translated(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the identity as this release would have stored it; one that this release stored as it is."""
+    """Returns the identity as this release would have stored it; its own identities unchanged."""
     if not began(identity):
         return identity
     modified = {area: digest for area, known in _AREAS.items() if (digest := identity.get(area)) != FORM + known}
@@ -65,5 +65,5 @@ def notice(name: str, versions: Mapping[str, int]) -> str:
 
 
 def _sha256(digest: str) -> str:
-    """Returns the hash by which a stored digest of code is known."""
+    """Returns the hash that identifies a stored digest of code."""
     return digest.removeprefix(FORM).removeprefix(STUDYS).partition(":")[0]

@@ -1,4 +1,4 @@
-"""Specifies a study as its row stores it: all that a process needs to take part in it."""
+"""Specifies a study as its row stores it: everything that a process needs to take part in it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpo.search.finishing import Finish
+from hpo.search.own_part import is_own
 from hpo.search.samplers.registry import sampler_spec
-from hpo.search.strategies.base import make_strategy
+from hpo.search.strategies.registry import make_strategy
 from hpo.space.hashing import json_sha256
 
 
 class StudySpec(BaseModel):
-    """All that a process needs to take part in a study, as the ledger stores it: plain JSON."""
+    """Everything that a process needs to take part in a study, as the ledger stores it: plain JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,36 +32,49 @@ class StudySpec(BaseModel):
     objectives: list[dict[str, Any]]
     constraints: list[dict[str, Any]] = Field(default_factory=list)
     metrics: list[str]
+    finish: Finish = "none"  # the end phase; none for studies that began before it existed
+    confirm: str = "none"  # the confirming phase, such as 5x3: hpo.search.confirming
     tier: int | None = None
     enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first
-    warm_start: str | None = None  # the study that `earlier` is of
-    earlier: list[dict[str, Any]] = Field(
-        default_factory=list
-    )  # complete trials, as hpo.driver.warm_start has found them
+    learn_from: list[str] = Field(default_factory=list[str])  # the earlier studies that `knowledge` comes from
+    knowledge: dict[str, Any] = Field(default_factory=dict[str, Any])  # what they taught: hpo.search.knowledge
+    densities: dict[str, str] = Field(default_factory=dict[str, str])  # path -> density that it follows by default
+    warm_start: str | None = None  # the study that `earlier` comes from
+    earlier: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])  # its trials, copied by release 0.2
     behaviour: dict[str, int] = Field(default_factory=dict[str, int])  # part -> version: hpo.declaration.behaviour
     planned: dict[str, int] = Field(default_factory=dict[str, int])  # for sampler auto: hpo.search.samplers.auto.plan
-    listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, just these are trained: {"label", "params"}
+    listed: list[dict[str, Any]] = Field(default_factory=list)  # if any, only these are trained: {"label", "params"}
     listed_of: str | None = None  # the study they come from
-    imported: dict[str, Any] | None = None  # where another tool's trials come from: hpo.interchange.record.Origin
+    read_when: dict[str, str] = Field(default_factory=dict[str, str])  # as the study declares it
+    imported: dict[str, Any] | None = None  # the origin of another tool's trials: hpo.interchange.record.Origin
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StudySpec:
+    def from_json(cls, data: Mapping[str, object]) -> StudySpec:
         return cls.model_validate(data)
 
     def sampling(self) -> dict[str, Any]:
-        """The sampler's specification, every option spelled out."""
+        """Returns the sampler's specification with every option."""
         return sampler_spec({"name": self.sampler, **self.sampler_options})
+
+    def own_parts(self) -> list[str]:
+        """Returns the paths of the user's own sampler and strategies."""
+        names, strategy = [self.sampler], self.strategy
+        while isinstance(strategy, Mapping):  # `patient` wraps another strategy
+            names, strategy = [*names, strategy["name"]], strategy.get("strategy")
+        return [name for name in names if is_own(name)]
 
     def identity(self) -> dict[str, Any]:
         """Returns the components of the study's identity that the command line and the platform's versions decide."""
         strategy = json.dumps(make_strategy(self.strategy).model_dump(), sort_keys=True)
         sampler = json.dumps(self.sampling(), sort_keys=True)
         parts: dict[str, Any] = {"sampler": sampler, "strategy": strategy, "order": self.order}
-        parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it only says how many at a time
+        parts |= {"window": str(self.window)} if self.order == "ordered" else {}  # else it limits what runs at once
         begun = {"enqueued configurations": self.enqueue, "trials of the warm start": self.earlier}
+        begun |= {"knowledge of earlier studies": self.knowledge}
+        begun |= {"densities of good values": self.densities}
         begun |= {"study of the listed configurations": self.listed_of}  # not the list itself, which grows at its end
         parts |= {"seed": str(self.seed), "behaviour": dict(self.behaviour)}
-        return parts | {what: json_sha256(value) for what, value in begun.items() if value}
+        return parts | {component: json_sha256(value) for component, value in begun.items() if value}

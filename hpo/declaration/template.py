@@ -9,13 +9,17 @@ from pathlib import Path
 
 from hpo.declaration.loading import shipped
 from hpo.declaration.naming import check_name
+from hpo.door import step
 from hpo.errors import UserError
 
 _TEMPLATE = Path(__file__).with_name("my_study.py")
 
 
 def write(name: str, directory: Path) -> Path:
-    """Write NAME.py, a study called NAME, into `directory`; UserError where that cannot be, and nothing is written."""
+    """Writes NAME.py, a study called NAME, into `directory`.
+
+    Raises UserError, writing nothing, if that is impossible.
+    """
     file = directory / f"{_checked(name)}.py"
     if not file.exists() and _importable(name):
         raise UserError(f"{name!r} is a module already, which {file.name} would hide: give another name.")
@@ -31,16 +35,16 @@ def write(name: str, directory: Path) -> Path:
 
 
 def _checked(name: str) -> str:
-    """`name`, if it can be a module's, and a study's that no other has."""
+    """Returns `name` if it is valid for a module, and for a study, and not yet taken."""
     if not name.isidentifier() or keyword.iskeyword(name) or not name.isascii():
         likely = re.sub(r"\W+", "_", name.removesuffix(".py"), flags=re.ASCII).strip("_")
         valid = likely.isidentifier() and not keyword.iskeyword(likely)
         raise UserError(
-            f"{name!r} is no name of a Python module: give letters, digits and underscores, such as "
+            f"{name!r} is not a Python module name: give letters, digits and underscores, such as "
             f"{likely if valid else 'my_study'!r}."
         )
     if name in shipped():
-        raise UserError(f"{name!r} is a study that comes along (`hpo run --study {name}`): give another name.")
+        raise UserError(f"{name!r} is a study that comes along (`{step(f'run --study {name}')}`): give another name.")
     return check_name(name)
 
 

@@ -1,13 +1,13 @@
-"""`hpo doctor`: what is installed, what this host has and allows, what stands in a home, and what of it would fail.
+"""Implements `hpo doctor`, which checks the installation, this host and a home for what would fail.
 
-    installation.py  whether the code is the one that its release recorded
-    packages.py      python, packages against what is tested, extras
+    installation.py  compares the code with what its release recorded
+    packages.py      Python, packages against the tested versions, extras
     devices.py       GPUs, processors and memory
     disk.py          room, file system and speed of the home's disk
-    limits.py        open files, processes, shared memory, and the bounds of a container
-    home.py          rights, schema, integrity and leases of a home; ledger and tracker that are elsewhere
+    limits.py        open files, processes, shared memory, and the limits of a container
+    home.py          rights, schema, integrity and leases of a home; its ledger and tracker, also on servers
 
-Each check is a function that yields findings. Nothing is written but probes, which are removed.
+Each check is a function that yields findings. The checks write only probes, and remove them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Finding", "examine"]
 
 
 def examine(at: Home, storage: str | None = None, tracking_uri: str | None = None) -> Iterator[Finding]:
-    """Every finding, area by area."""
+    """Yields every finding, area by area."""
     yield from packages.interpreter()
     yield from installation.code()
     yield from packages.installed()

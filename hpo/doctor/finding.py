@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""Holds the result of a check."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ Level = Literal["ok", "note", "fails"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact: `area` groups it, `level` is ok, note for what may surprise, or fails for what would; `fix` says what
-    to do about it. Texts hold no password."""
+    """A fact that a check has established.
+
+    area   the group it belongs to
+    level  ok, note for what may surprise, or fails for what would fail
+    fix    the remedy, if there is one
+
+    Texts contain no passwords.
+    """
 
     area: str
     level: Level
@@ -25,6 +31,6 @@ class Finding:
             object.__setattr__(self, name, redacted(getattr(self, name)))
 
     def describe(self) -> str:
-        """A line, or two with the fix."""
+        """Returns one line, or two with the fix."""
         mark = {"ok": "     ", "note": "note ", "fails": "FAILS"}[self.level]
         return f"  {mark} {self.text}" + (f"\n        -> {self.fix}" if self.fix not in self.text else "")

@@ -1,4 +1,4 @@
-"""The installation: whether its code is the one that its release recorded."""
+"""Compares the installed code with the code that its release recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpo.version import VERSION
 
 
 def code() -> Iterator[Finding]:
-    """Yields which areas of the code differ from those whose behaviour this release recorded."""
+    """Yields a note about the areas of the code that differ from the recorded ones."""
     if areas := ", ".join(code_digest.modified()):
         text = f"modified: the code of {areas} is not the one recorded for release {VERSION}; begun studies ask"
         yield Finding("python", "note", text, "`make golden` in the clone records it where no part behaves otherwise.")

@@ -1,4 +1,4 @@
-"""Python and packages: what is installed against what hpo needs and is tested with."""
+"""Compares Python and the installed packages with what hpo needs and is tested with."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ PURPOSES = {
     "ui": "MLflow's pages (hpo ui)",
     "report": "one page that tells a study (hpo report)",
     "serve": "live pages (hpo serve)",
+    "metrics": "figures for Prometheus (hpo serve, hpo worker)",
     "plots": "figures and pictures (hpo plot)",
     "dashboard": "optuna-dashboard's pages (hpo ui --optuna)",
     "postgres": "a ledger in PostgreSQL (--storage)",
@@ -28,6 +29,7 @@ PURPOSES = {
     "ray": "--executor ray and ray-tune",
     "tensorboard": "--tracker tensorboard:DIR",
     "wandb": "--tracker wandb:DIR; hpo import wandb",
+    "apprise": "--alert to a chat or by mail",
     "gpu": "load, power and temperature of NVIDIA's GPUs",
     "text": "BPE tokenizers",
     "images": "data sets in folders of images",
@@ -42,15 +44,17 @@ PURPOSES = {
 
 
 def interpreter() -> Iterator[Finding]:
-    """Python and the platform."""
+    """Yields Python's version and the platform."""
     from hpo.declaration.environment import release
 
     text = f"hpo {release()}, Python {platform.python_version()} ({sys.executable}), {platform.platform()}"
     from packaging.specifiers import SpecifierSet
 
     if version_of("hpo") is None:
-        place = Path(__file__).parents[2]
-        yield Finding("python", "fails", f"{text}; hpo runs from {place} without an install", f"pip install -e {place}")
+        checkout = Path(__file__).parents[2]
+        yield Finding(
+            "python", "fails", f"{text}; hpo runs from {checkout} without an install", f"pip install -e {checkout}"
+        )
         return
     wanted = metadata.metadata("hpo")["Requires-Python"] or ""
     if platform.python_version() not in SpecifierSet(wanted, prereleases=True):
@@ -60,18 +64,18 @@ def interpreter() -> Iterator[Finding]:
 
 
 def installed(required: list[str] | None = None) -> Iterator[Finding]:
-    """The packages that hpo cannot do without, and how they differ from those it is tested with."""
+    """Yields required packages that are missing or too old, and the differences from the tested versions."""
     tested, differ = _tested(), []
-    for one in _requirements(required, ""):
-        version = version_of(one.name)
-        pinned = tested.get(_plain(one.name))
-        fix = f"pip install '{one.name}{one.specifier}'"
+    for requirement in _requirements(required, ""):
+        version = version_of(requirement.name)
+        pinned = tested.get(_plain(requirement.name))
+        fix = f"pip install '{requirement.name}{requirement.specifier}'"
         if version is None:
-            yield Finding("packages", "fails", f"{one.name} is not installed", fix)
-        elif version not in one.specifier:
-            yield Finding("packages", "fails", f"{one.name} {version} is not {one.specifier}", fix)
+            yield Finding("packages", "fails", f"{requirement.name} is not installed", fix)
+        elif version not in requirement.specifier:
+            yield Finding("packages", "fails", f"{requirement.name} {version} is not {requirement.specifier}", fix)
         elif pinned and version.partition("+")[0] != pinned:
-            differ.append(f"{one.name} {version} (tested: {pinned})")
+            differ.append(f"{requirement.name} {version} (tested: {pinned})")
     if differ:
         fix = "`make clean hpo-setup` installs the tested ones; figures may differ in their last digits."
         yield Finding("packages", "note", f"other versions than the tested ones: {', '.join(differ)}", fix)
@@ -92,13 +96,13 @@ def extras(required: list[str] | None = None) -> Iterator[Finding]:
 
 
 def _fitting(need: Requirement) -> str | None:
-    """Returns the installed version; None where there is none or hpo needs another one."""
+    """Returns the installed version; None if there is none or it does not fit."""
     version = version_of(need.name)
     return version if version is not None and version in need.specifier else None
 
 
 def version_of(package: str) -> str | None:
-    """The version that is installed, None where none is."""
+    """Returns the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -106,14 +110,14 @@ def version_of(package: str) -> str | None:
 
 
 def _requirements(required: list[str] | None, extra: str) -> list[Requirement]:
-    """What hpo requires on this platform, for `extra` alone or at all."""
+    """Returns hpo's requirements on this platform: those of `extra`, or the basic ones if it is empty."""
     from packaging.requirements import Requirement
 
     if required is None:
         required = metadata.requires("hpo") or [] if version_of("hpo") else []
     every = map(Requirement, required)
-    of_extra = [one for one in every if bool(one.marker and "extra" in str(one.marker)) is bool(extra)]
-    return [one for one in of_extra if one.marker is None or one.marker.evaluate({"extra": extra})]
+    of_extra = [need for need in every if bool(need.marker and "extra" in str(need.marker)) is bool(extra)]
+    return [need for need in of_extra if need.marker is None or need.marker.evaluate({"extra": extra})]
 
 
 def _tested() -> Mapping[str, str]:

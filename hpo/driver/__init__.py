@@ -1,1 +1,1 @@
-"""The process that drives one study: it asks the sampler, hands out trials and ends the study."""
+"""Holds the process that drives one study: it asks the sampler, hands out trials and ends the study."""

@@ -1,6 +1,8 @@
-"""Settles, where a study begins, how many of its trials train as lanes of one model: as many as were asked for, one
-where that would take longer, and what a measurement says for `auto`, which is the default. The number becomes one of
-the study's overrides, so that every resume has it."""
+"""Chooses, when a study begins, how many of its trials train as lanes of one model.
+
+That is the requested number, or one if that many lanes would be slower; with `auto`, the default, a measurement
+decides. The number becomes an override of the study, so every resume uses it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from hpo.child_process import NoAnswer, ask
 from hpo.declaration.references import load
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
+from hpo.door import option
 from hpo.driver.request import RunRequest
 from hpo.errors import SpaceError
 from hpo.search.population.base import PopulationStrategy
-from hpo.search.samplers.registry import WARM
+from hpo.search.samplers.registry import Kind
 from hpo.space.config import flatten
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.executors.resources import devices, needs
@@ -27,44 +30,46 @@ from hpo.workers.prepared import Prepared
 from trainer.config.lanes import LANES
 from trainer.redaction import redacted
 
-WIDTHS = (4, 8, 16)  # that are measured
+WIDTHS = (4, 8, 16)  # numbers of lanes that are measured
 ON_GPUS = "on a GPU a lane's digits depend on the lanes beside it, so that an interrupted study may end with others"
-GAIN = 1.5  # of a step on its own over that of a lane, from which on auto has trials fused
-SLOWER = 0.9  # of the same, below which a number given by hand is not taken
-WORTH, WORTH_BY_HAND = 60.0, 10.0  # seconds of a worker's trials: with less a search is over before measuring has paid
-UNASKED = 15.0  # seconds that a measurement may take for which nobody has asked
-ROUNDS = 4  # of proposals that a sampler with a memory makes at least, where nobody has asked for lanes
+GAIN = 1.5  # speed-up of a step in lanes over a step alone from which auto fuses trials
+SLOWER = 0.9  # speed-up below which a number set by hand is not used
+WORTH, WORTH_BY_HAND = 60.0, 10.0  # seconds of a worker's trials below which measuring does not pay off
+UNASKED = 15.0  # seconds that a measurement may take if the user did not request lanes
+ROUNDS = 4  # rounds of proposals that a sampler with a memory makes at least if the user did not request lanes
 
 
-def settled(
+def decided(
     request: RunRequest,
     resolved: ResolvedStudy,
     begun: StudySpec | None,
     placement: Placement,
     prepared: Prepared | None = None,
 ) -> tuple[RunRequest, str]:
-    """The request with the number of lanes that the study gets, and what to tell the user of it; as it was, and
-    nothing, where that number was asked for and trains on a CPU. A study that has `begun` keeps its number.
+    """Returns the request with the study's number of lanes, and a notice for the user.
 
-    `prepared` forks the process that is asked of the task, if there is one.
+    The request is unchanged and the notice empty if the study trains on a CPU with the requested number. A study that
+    has `begun` keeps its number. `prepared`, if set, forks the process that answers for the task.
     """
-    if begun is not None and LANES not in request.overrides and not _by_preset(resolved):
-        lost = "preset" in request.overrides and LANES in begun.overrides  # which takes the place of all overrides
+    if begun is not None and LANES not in request.study.overrides and not _by_preset(resolved):
+        # A preset replaces all overrides.
+        lost = "preset" in request.study.overrides and LANES in begun.overrides
         return (_with(request, begun.overrides[LANES]) if lost else request), ""
-    asked = resolved.study.shape.train.get("lanes", 1)
+    requested = resolved.study.shape.train.get("lanes", 1)
     study = _Asking(resolved, request, placement, prepared)
-    if begun is None and asked == 1 and _unsaid(resolved):
-        lanes, notice = study.by_default()
-        settled_so = request if lanes == 1 else _with(request, lanes)
+    if begun is None and requested == 1 and _unsaid(resolved):
+        number, notice = study.by_default()
+        with_lanes = request if number == 1 else _with(request, number)
     else:
-        settled_so, notice = _as_asked(asked, study, begun)
-    if begun is None and settled_so.overrides.get(LANES, asked) not in (1, "auto") and study.on_gpus:
-        notice = f"{notice}; {ON_GPUS}" if notice else f"{LANES}={asked}: {ON_GPUS}"
-    return settled_so, notice
+        with_lanes, notice = _as_requested(requested, study, begun)
+    lanes = requested if with_lanes is request else with_lanes.study.overrides[LANES]
+    if begun is None and lanes not in (1, "auto") and study.on_gpus:
+        notice = f"{notice}; {ON_GPUS}" if notice else f"{LANES}={requested}: {ON_GPUS}"
+    return with_lanes, notice
 
 
 def _unsaid(resolved: ResolvedStudy) -> bool:
-    """Whether neither the study nor the user says anything of lanes, which its trainer has."""
+    """Returns whether the trainer supports lanes and neither the study nor the user sets their number."""
     if LANES in resolved.study.overrides or "lanes" not in resolved.study.shape.train:
         return False
     declared: Any = load(resolved.spec.reference).config
@@ -77,25 +82,28 @@ def _by_preset(resolved: ResolvedStudy) -> bool:
 
 
 def _with(request: RunRequest, lanes: int) -> RunRequest:
-    return replace(request, overrides={**request.overrides, LANES: lanes})
+    study = replace(request.study, overrides={**request.study.overrides, LANES: lanes})
+    return replace(request, study=study)
 
 
-def _as_asked(asked: Any, study: _Asking, begun: StudySpec | None) -> tuple[RunRequest, str]:
-    before = asked if begun is None else _lanes_of(begun)
-    if asked == 1 or (begun is not None and asked == before):
+def _as_requested(requested: Any, study: _Asking, begun: StudySpec | None) -> tuple[RunRequest, str]:
+    before = requested if begun is None else _lanes_of(begun)
+    if requested == 1 or (begun is not None and requested == before):
         return study.request, ""
-    if study.placement.executor == "ray-tune" and asked != "auto":  # whose driver refuses lanes
+    if study.placement.executor == "ray-tune" and requested != "auto":  # the driver for Ray Tune refuses lanes
         return study.request, ""
-    if begun is not None and (asked == "auto" or (begun.overrides.get(LANES) == 1 and not study.request.allow_drift)):
+    if begun is not None and (
+        requested == "auto" or (begun.overrides.get(LANES) == 1 and not study.request.study.allow_drift)
+    ):
         lanes, why = before, "as the study began"
-    elif asked == "auto":
+    elif requested == "auto":
         lanes, why = study.by_measure()
     else:
-        why = "" if begun is not None and before != 1 else study.why_slower(asked)
-        lanes = 1 if why else asked
-    if lanes == asked:
+        why = "" if begun is not None and before != 1 else study.why_slower(requested)
+        lanes = 1 if why else requested
+    if lanes == requested:
         return study.request, ""
-    return _with(study.request, lanes), f"{LANES}={asked}: {_so(lanes)}, {why}"
+    return _with(study.request, lanes), f"{LANES}={requested}: {_so(lanes)}, {why}"
 
 
 def _so(lanes: int) -> str:
@@ -103,13 +111,13 @@ def _so(lanes: int) -> str:
 
 
 def _lanes_of(begun: StudySpec) -> int:
-    """What it was given, else what its declaration says, which is loaded for it."""
+    """Returns the study's number of lanes, from its overrides or else from its declaration, which is then loaded."""
     return begun.overrides.get(LANES) or ResolvedStudy.stored(begun.to_json()).study.shape.lanes
 
 
 @dataclass(frozen=True)
 class _Asking:
-    """A study that begins, as it was asked for, and what a process that imports its task says of lanes."""
+    """A study that begins, and the answers about lanes of a process that imports its task."""
 
     resolved: ResolvedStudy
     request: RunRequest
@@ -118,28 +126,35 @@ class _Asking:
 
     @property
     def on_gpus(self) -> bool:
-        """Whether workers train on GPUs: those of a cluster where they are given some."""
+        """Returns whether workers train on GPUs; workers of a cluster do if GPUs are assigned to them."""
         return needs(self.resolved.study).gpu and bool(devices() if self._here else self.placement.resources.gpus)
 
     @property
     def _here(self) -> bool:
-        """Whether what is measured on this host is what workers meet."""
+        """Returns whether workers run on this host, so that a measurement here is valid for them."""
         return not elsewhere(self.placement.executor) and self.placement.executor != "ray-tune"
 
     @property
     def _as_here(self) -> bool:
-        """Whether it is what they may be held to meet: a cluster's processors are taken to be like this host's."""
+        """Returns whether a measurement here counts: a cluster's CPUs are assumed to be like this host's."""
         return self._here or not (self.on_gpus or (needs(self.resolved.study).gpu and devices()))
 
     @property
+    def _workers(self) -> int:
+        """Returns how many workers train at a time; 1 for a study whose workers all join from elsewhere."""
+        return max(1, self.placement.workers)
+
+    @property
     def _share(self) -> float:
-        """Trials of a worker."""
-        trials = self.request.trials or (self.request.epochs or math.inf) / self.resolved.study.shape.epochs
-        return trials / self.placement.workers
+        """Returns the number of trials per worker; infinite without a budget of trials or epochs."""
+        trials = (
+            self.request.budget.trials or (self.request.budget.epochs or math.inf) / self.resolved.study.shape.epochs
+        )
+        return trials / self._workers
 
     @property
     def _decides(self) -> str:
-        """That a strategy may end trials early, which leaves groups small, in words; else empty."""
+        """Returns a clause if the strategy may end trials early, which leaves groups small; empty otherwise."""
         name = self.resolved.strategy.name
         return (
             "" if name == "none" else f"lanes gain where trials train to their ends, and strategy {name} may stop them"
@@ -151,70 +166,71 @@ class _Asking:
 
     @property
     def _open(self) -> float:
-        """Trials of a worker that may be open at a time, where that does not grow with the lanes."""
-        fixed = self.request.window is not None or self._generations
-        return self.resolved.spec.window / self.placement.workers if fixed else math.inf
+        """Returns the number of open trials per worker; infinity if the window grows with the lanes."""
+        fixed = self.request.search.window is not None or self._generations
+        return self.resolved.spec.window / self._workers if fixed else math.inf
 
     def by_default(self) -> tuple[int, str]:
-        """The number of lanes where nobody has said anything, and what to tell: nothing where nothing was measured.
+        """Returns the default number of lanes and a notice, which is empty if nothing was measured.
 
-        Only local workers are measured. The window grows with the lanes, so that a sampler with a memory has fewer
-        the fewer trials there are.
+        Only local workers are measured. The window grows with the lanes, so a sampler with a memory gets fewer lanes if
+        there are fewer trials.
         """
-        learns = self.resolved.spec.sampler in WARM
+        learns = Kind.of(self.resolved.spec.sampler).warms
         unknown = learns and math.isinf(self._share)
-        if self.placement.executor != "local" or unknown or (self.request.seconds or math.inf) < WORTH:
+        if self.placement.executor != "local" or unknown or (self.request.budget.seconds or math.inf) < WORTH:
             return 1, ""
         widths = self._widths(self._share / (2 * ROUNDS if learns else 1))
         if self._unfit(widths) or self._scattered(widths[-1], self._perhaps):
             return 1, ""
         try:
-            told = self._told(widths, WORTH, UNASKED)
+            answers = self._answers(widths, WORTH, UNASKED)
         except NoAnswer as error:
-            return 1, f"{LANES}: {_so(1)}, since lanes could not be measured ({_said(error)})"
-        lanes, why = self._judged(widths, told)
-        return lanes, f"{LANES}=auto, the default: {_so(lanes)}, {why}" if told["seconds"] else ""
+            return 1, f"{LANES}: {_so(1)}, since lanes could not be measured ({_shown(error)})"
+        lanes, why = self._judged(widths, answers)
+        return lanes, f"{LANES}=auto, the default: {_so(lanes)}, {why}" if answers["seconds"] else ""
 
     def by_measure(self) -> tuple[int, str]:
-        """For `auto`: the number and why."""
+        """Returns the number of lanes for `auto` and the reason."""
         widths = self._widths(self._share)
         if why := self._unfit(widths) or self._apart(widths[-1]):
             return 1, why
         try:
-            return self._judged(widths, self._told(widths, WORTH, None))
+            return self._judged(widths, self._answers(widths, WORTH, None))
         except NoAnswer as error:
-            return 1, f"since they could not be measured ({_said(error)})"
+            return 1, f"since they could not be measured ({_shown(error)})"
 
     def _widths(self, most: float) -> list[int]:
-        """Those that may be measured, of `most` lanes at most."""
+        """Returns the numbers of lanes to measure, up to `most`."""
         return [lanes for lanes in WIDTHS if lanes <= min(most, self._open)]
 
     def _unfit(self, widths: Sequence[int]) -> str:
-        """Why a study that has not asked for a number should have none, as far as that shows without its task."""
+        """Returns why a study should not be measured, judged without its task; empty otherwise."""
         if not self._here:
             return f"since workers of {self.placement.executor} are not measured from here"
         if not widths:
             return f"since there are fewer than {LEAST} trials for each worker"
         if self._decides:
-            return f"since {self._decides}: for --strategy none"
+            return f"since {self._decides}: for {option('strategy', 'none')}"
         try:
             self.resolved.study.configure({**self.resolved.study.overrides, LANES: widths[-1]})
         except SpaceError as error:
             return f"since {error}"
         return ""
 
-    def _judged(self, widths: Sequence[int], told: Mapping[str, Any]) -> tuple[int, str]:
-        """The number of lanes of which one's step is the quickest, 1 unless it is so by GAIN, and why."""
-        if why := told["against"] or told["busy"]:
+    def _judged(self, widths: Sequence[int], answers: Mapping[str, Any]) -> tuple[int, str]:
+        """Returns the number of lanes with the quickest step per lane, or 1 if the speed-up is below GAIN, and the
+        reason."""
+        if why := answers["against"] or answers["busy"]:
             return 1, f"since {why}"
-        if why := self._scattered(widths[-1], told["fields"]):
+        if why := self._scattered(widths[-1], answers["fields"]):
             return 1, why
-        if told["alone"] < WORTH:
-            return 1, f"since a worker's trials take {told['alone']:.0f} s on their own, less than {WORTH:.0f} s"
-        seconds = {int(lanes): float(one) for lanes, one in told["seconds"].items()}
-        fused = {k: seconds[of] for k in widths if (of := self._alike(k, seconds, told["fields"])) > 1}
+        if answers["alone"] < WORTH:
+            return 1, f"since a worker's trials take {answers['alone']:.0f} s on their own, less than {WORTH:.0f} s"
+        seconds = {int(lanes): float(duration) for lanes, duration in answers["seconds"].items()}
+        fused = {k: seconds[of] for k in widths if (of := self._alike(k, seconds, answers["fields"])) > 1}
         if not fused:
-            return 1, f"since {told['full'] or 'no group of trials that are alike could be measured'}"
+            return 1, f"since {answers['full'] or 'no group of trials that are alike could be measured'}"
         quickest = min(fused, key=lambda lanes: fused[lanes])
         gain = seconds[1] / fused[quickest]
         if gain < GAIN:
@@ -222,75 +238,79 @@ class _Asking:
         return quickest, f"in which a step is {gain:.1f} times as quick as on its own"
 
     def why_slower(self, lanes: int) -> str:
-        """Why so many lanes, given by hand, would take longer than trials one by one; else empty.
+        """Returns why this many lanes would be slower than single trials; empty otherwise.
 
-        Where they cannot be, trials say so in their own words, and what is wrong with the task.
+        It is empty too if the task does not support lanes: the trials then report that themselves, with the reason.
         """
         if why := self._apart(lanes):
             return why
         if self._open < LEAST:
             window = f"of a window of {self.resolved.spec.window} trials fewer than {LEAST} are left to each worker"
-            return f"since {window}: give --window {2 * lanes * self.placement.workers}"
+            return f"since {window}: give {option('window', 2 * lanes * self._workers)}"
         if self._decides and not self.on_gpus:
-            return f"since {self._decides}: give --strategy none to have them fused"
+            return f"since {self._decides}: give {option('strategy', 'none')} to have them fused"
         if not self._as_here and not self._perhaps:
             return ""
         try:
-            told = self._told([lanes] if self._as_here else [], WORTH_BY_HAND, None)
+            answers = self._answers([lanes] if self._as_here else [], WORTH_BY_HAND, None)
         except NoAnswer:
             return ""
-        if told["against"]:
+        if answers["against"]:
             return ""
-        if why := self._scattered(lanes, told["fields"]) or (told["busy"] and f"since {told['busy']}"):
+        if why := self._scattered(lanes, answers["fields"]) or (answers["busy"] and f"since {answers['busy']}"):
             return why
-        seconds = told["seconds"]
+        seconds = answers["seconds"]
         slower = seconds.get(str(lanes), 0.0) / seconds["1"] if seconds else 0.0
         return f"since a step of {lanes} takes {slower:.2f} times as long as theirs" if slower * SLOWER > 1 else ""
 
     @property
     def _perhaps(self) -> list[str]:
-        """The dimensions that a task may have declared to be fields of lanes: only the task says whether it has."""
+        """Returns the dimensions that a task may declare as fields of lanes; only the task knows which it declares."""
         return [path for path in self.resolved.study.space.paths if not path.startswith("train.")]
 
     def _alike(self, lanes: int, measured: Collection[int], fields: Collection[str]) -> int:
-        """The number that was measured which comes nearest to how many of so many lanes are of one kind."""
-        each = alike(self.resolved, lanes, fields)
-        return max((one for one in measured if one <= each), default=1)
+        """Returns the largest measured number of lanes that does not exceed the number of like trials among `lanes`."""
+        same_width = alike(self.resolved, lanes, fields)
+        return max((width for width in measured if width <= same_width), default=1)
 
     def _apart(self, lanes: int) -> str:
-        """As `_scattered`, where that holds whatever the task declares, with all that it does not declare named."""
+        """Returns the clause of `_scattered` if it holds whatever the task declares; names the undeclared fields."""
         if not self._scattered(lanes, self._perhaps):
             return ""
         try:
-            return self._scattered(lanes, self._told([], 0.0, None)["fields"])
+            return self._scattered(lanes, self._answers([], 0.0, None)["fields"])
         except NoAnswer:
             return self._scattered(lanes, self._perhaps)
 
     def _scattered(self, lanes: int, fields: Collection[str]) -> str:
-        """Why fewer than LEAST of so many lanes would be of one kind, where a task adds these `fields` to what lanes
-        may differ in; else empty."""
+        """Returns why fewer than LEAST of this many lanes would be alike; empty otherwise.
+
+        `fields` are those that the task adds to the fields in which lanes may differ.
+        """
         if alike(self.resolved, lanes, fields) >= LEAST:
             return ""
         others = kinds(self.resolved.study.space, fields)
         if not others:
             return f"since fewer than {LEAST} take longer together"
-        its = not all(path.startswith("train.") for path in others)  # the task's
+        its = not all(path.startswith("train.") for path in others)  # some are fields of the task
         named = ", or name in lane_fields what is a dropout rate or a number that loss calculates with" if its else ""
         return (
             f"since they differ in {', '.join(others)}, in which lanes of one model may not: set "
-            f"{'it' if len(others) == 1 else 'them'} by -o to have them fused{named}"
+            f"{'it' if len(others) == 1 else 'them'} by {option('overrides')} to have them fused{named}"
         )
 
-    def _told(self, widths: Sequence[int], worth: float, within: float | None) -> dict[str, Any]:
-        """What the study's task says of lanes, in a process of its own: the driver imports no torch. Raises
-        NoAnswer."""
+    def _answers(self, widths: Sequence[int], worth: float, within: float | None) -> dict[str, Any]:
+        """Returns the answers of the study's task about lanes. Raises NoAnswer.
+
+        The task is imported in another process, since the driver does not import torch.
+        """
         question = {"spec": self.resolved.spec.to_json(), "home": str(self.request.home.root), "share": self._share}
-        question |= {"workers": self.placement.workers if self._here else 1, "widths": [*widths], "worth": worth}
-        asked = self.prepared.ask if self.prepared is not None else ask
-        with tempfile.TemporaryDirectory(prefix="hpo-lanes-") as scratch:  # which a process that is killed leaves
+        question |= {"workers": self._workers if self._here else 1, "widths": [*widths], "worth": worth}
+        ask_task = self.prepared.ask if self.prepared is not None else ask
+        with tempfile.TemporaryDirectory(prefix="hpo-lanes-") as scratch:  # a process that is killed leaves files here
             words = json.dumps(question | {"scratch": scratch})
-            return json.loads(asked("hpo.workers.lane_probe", words, within))
+            return json.loads(ask_task("hpo.workers.lane_probe", words, within))
 
 
-def _said(error: NoAnswer) -> str:
+def _shown(error: NoAnswer) -> str:
     return redacted(str(error))

@@ -8,8 +8,10 @@ from hpo.ledger.leases import Lease
 
 
 class Retention:
-    """Under the driver's lease. Nothing is looked at unless a trial has ended since; the first look finishes what an
-    earlier driver was killed in."""
+    """Drops checkpoints under the driver's lease.
+
+    It acts only after a trial has ended; the first time it finishes a removal that a killed driver left undone.
+    """
 
     def __init__(self, ledger: Ledger, study: str, options: DriverOptions, lease: Lease) -> None:
         self._ledger, self._study, self._home, self._lease = ledger, study, options.home, lease
@@ -18,13 +20,13 @@ class Retention:
         self._sizes: dict[int, int] = {}
 
     def note_end(self) -> None:
-        """A trial has ended."""
+        """Notes that a trial has ended."""
         self._due = True
 
     def keep(self) -> None:
-        """Drop what is too much, if anything may be."""
+        """Drops checkpoints beyond the limit, if a trial has ended since the last call."""
         if self._max_bytes is not None and self._due:
-            from hpo.storage.gc import keep_within  # and with it torch, which a driver needs for nothing else
+            from hpo.storage.gc import keep_within  # imports torch, which a driver needs for nothing else
 
             self._due, first, self._first = False, self._first, False
             whose = self._ledger, self._home, self._study, self._lease

@@ -10,33 +10,39 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from hpo.driver.loop import Driver
-from hpo.terminal import print
-from trainer.quote import visible
+from hpo.driver.drivers import StudyDriver
+from hpo.terminal import print, urgent
+from trainer.files import outage
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDED = "all trials have ended, and the study with them: nothing is left to be stopped."
 
 
 def leave(number: int) -> NoReturn:
-    """End this process, with 130 for SIGINT, as shells have it."""
+    """Ends this process with 128 plus the signal's number, as shells do: 130 for SIGINT."""
     os._exit(128 + number)
 
 
 class Signals:
-    """The first SIGINT, SIGTERM or SIGHUP stops gracefully, the second `at_once`. Python lets its main thread alone
-    handle signals; in another thread none are heard."""
+    """Stops gracefully at the first SIGINT, SIGTERM or SIGHUP, and `at_once` at the second.
+
+    In Python only the main thread can handle signals; in any other thread this handles none.
+    """
 
     def __init__(
-        self, driver: Driver, kill_mirror: Callable[[], None], resume: str, at_once: Callable[[int], NoReturn] = leave
+        self,
+        driver: StudyDriver,
+        kill_mirror: Callable[[], None],
+        resume: str,
+        at_once: Callable[[int], NoReturn] = leave,
     ) -> None:
         self._driver, self._kill_mirror, self._resume, self._at_once = driver, kill_mirror, resume, at_once
         self.first: int | None = None
-        self.trained = False  # no trial runs any more: only MLflow is behind
+        self.trained = False  # True once no trial runs any more and only MLflow is behind
         self._untold = ""
 
     def untold(self) -> str:
-        """What the user is to be told, once, by what shows the run, which also knows what is waited for."""
+        """Returns a notice for the user, once; the display of the run prints it."""
         text, self._untold = self._untold, ""
         return _ENDED if text and self._driver.all_ended() else text
 
@@ -53,12 +59,13 @@ class Signals:
         if self.first is None:
             self.first = number
             self._driver.request_stop()
+            outage.leave_soon()
             text = f"stopping: trials are saved and wait for `{self._resume}`; once more stops at once."
             if self.trained:
                 _tell(f"trials have ended and MLflow takes the rest; once more leaves that to `{self._resume}`.")
             else:
                 self._untold = text
-                if sys.stderr.isatty() and not sys.stdout.isatty():  # who looks on does not see what is shown
+                if sys.stderr.isatty() and not sys.stdout.isatty():  # the display is not on the user's terminal
                     _tell(text)
         else:
             self._driver.kill()
@@ -69,16 +76,16 @@ class Signals:
 
 
 def _tell(text: str) -> None:
-    """Print from a signal handler, where streams may be in the middle of something else.
+    """Prints from a signal handler, which may interrupt a write to the same stream.
 
-    On a terminal, show the cursor and clear what is below it: the live table hides the one and leaves its rest. In a
-    notebook the cell shows what is printed, which may be done there, and file descriptor 2 is the server's.
+    On a terminal it shows the cursor, which the live table hides, and clears the rest of that table below it. In a
+    notebook `print` is safe and reaches the cell, while file descriptor 2 belongs to the server.
     """
     if _in_notebook():
         print(text, file=sys.stderr)
         return
     clear = "\x1b[?25h\x1b[J" if sys.stderr.isatty() else ""
-    os.write(2, f"\n{clear}{visible(text)}\n".encode(errors="replace"))
+    urgent(text, f"\n{clear}")
 
 
 def _in_notebook() -> bool:

@@ -1,1 +1,1 @@
-"""Callbacks by which other libraries' own training loops report to a trial, are stopped by it, save and resume."""
+"""Holds callbacks through which the training loops of other libraries report to a trial, stop, save and resume."""

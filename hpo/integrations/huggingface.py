@@ -1,4 +1,4 @@
-"""The Trainer of transformers as a trial: `TrialCallback`."""
+"""Runs the Trainer of transformers as a trial, through `TrialCallback`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class TrialCallback(TrainerCallback):
         trainer = Trainer(model, args, ..., callbacks=[callback])
         trainer.train(resume_from_checkpoint=callback.resume_path)
 
-    resume_path  the trainer's checkpoint directory to go on from; None where the trial begins
+    resume_path  the trainer's checkpoint directory to resume from; None for a new trial
 
-    `eval_strategy="epoch"` reports epochs, `"steps"` steps: then the study says `steps_per_epoch`. The trainer saves
-    weights, optimizer, schedule and random numbers at each evaluation, whatever its `save_strategy`. A checkpoint is
-    deleted once it is the trial's, unless `load_best_model_at_end` may want it. Raises TrainerError for several
-    processes, for what cannot be reported, and for a training that does not begin where the trial goes on.
+    `eval_strategy="epoch"` reports epochs, `"steps"` steps; for steps the study must set `steps_per_epoch`. The trainer
+    saves weights, optimizer, schedule and random state at each evaluation, whatever its `save_strategy`. Its checkpoint
+    is deleted once the trial has it, unless `load_best_model_at_end` may need it. Raises TrainerError for several
+    processes, for settings that report nothing, and for a training that does not begin at the trial's epoch or step.
     """
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         path = trials.resumed(trial)
-        self.resume_path = None if path is None else str(path)  # a Path is not taken
+        self.resume_path = None if path is None else str(path)  # transformers does not accept a Path
         self._metrics: dict[str, Any] = {}
-        self._begun: int | None = None  # the step that the training began at, while it lasts
+        self._begun: int | None = None  # the training's first step, None outside a training
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         if args.world_size > 1:
             raise TrainerError(f"a trial is one process, and this Trainer has {args.world_size}: start it without.")
@@ -67,14 +67,14 @@ class TrialCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         metrics: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
-        """Have the trainer save, after which `on_save` reports. Of several evaluation sets each comes here."""
+        """Makes the trainer save, after which `on_save` reports; called once for each evaluation set."""
         if self._begun is not None and state.global_step > self._begun:
             self._metrics |= {name: value for name, value in (metrics or {}).items() if _is_result(name)}
             control.should_save = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not self._metrics:
             return
         metrics, self._metrics = self._metrics, {}
@@ -88,11 +88,11 @@ class TrialCallback(TrainerCallback):
             shutil.rmtree(saved)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self._begun = None  # what is evaluated from now on is the user's
+        self._begun = None  # later evaluations are the user's
 
 
 def _is_result(name: str) -> bool:
-    """Whether a metric says something of the model, and not how fast the machine was."""
+    """Returns whether a metric describes the model rather than the machine's speed."""
     return name != "epoch" and not name.endswith(_OF_THE_MACHINE)

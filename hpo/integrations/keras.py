@@ -1,4 +1,4 @@
-"""Keras 3's `fit` as a trial: `TrialCallback`."""
+"""Runs Keras 3's `fit` as a trial, through `TrialCallback`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TrialCallback(keras.callbacks.Callback):
         callback = TrialCallback(trial)
         model.fit(x, y, epochs=9, initial_epoch=callback.initial_epoch, callbacks=[callback])
 
-    initial_epoch  the epochs that the trial has behind it
-    resume_path    the model that it goes on from, which is loaded when the fit begins; None where the trial begins
+    initial_epoch  the number of epochs that the trial has completed
+    resume_path    the model to resume from, loaded when the fit begins; None for a new trial
 
-    A model's file has no random numbers, so those of the backend, NumPy, Python and each layer that draws are seeded
-    before each epoch, from the trial's seed and the epoch. Raises TrainerError for a fit that does not begin where the
-    trial goes on.
+    A model's file holds no random state. The generators of the backend, NumPy, Python and each layer that draws are
+    therefore seeded before each epoch, from the trial's seed and the epoch. Raises TrainerError for a fit that does not
+    begin at the trial's epoch.
     """
 
     model: Any  # pyright: ignore[reportIncompatibleMethodOverride] set by Keras before it calls
@@ -42,7 +42,7 @@ class TrialCallback(keras.callbacks.Callback):
         if self.resume_path is None:
             return
         optimizer = self.model.optimizer
-        if not optimizer.built:  # it would not take its state
+        if not optimizer.built:  # an optimizer that is not built loads no state
             optimizer.build(self.model.trainable_variables)
         self.model.load_weights(self.resume_path)
 
@@ -50,7 +50,7 @@ class TrialCallback(keras.callbacks.Callback):
         trials.check_begins("epoch", self._trial.epoch, epoch, "pass initial_epoch=callback.initial_epoch to fit()")
         draw = random.Random(trials.seed_at(self._trial, epoch))
         keras.utils.set_random_seed(draw.getrandbits(31))
-        for variable in self.model.variables:  # layers that draw have a state each, which no file of Keras's holds
+        for variable in self.model.variables:  # each layer that draws has a state, which Keras does not save
             if variable.path.endswith("seed_generator_state"):
                 variable.assign([draw.getrandbits(31), 0])
 

@@ -1,4 +1,4 @@
-"""LightGBM's training as a trial: `TrialCallback`."""
+"""Runs LightGBM's training as a trial, through `TrialCallback`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TrialCallback:
-    """Reports every so many rounds as an epoch, saves the model as `model.txt`, and stops the training.
+    """Reports every `every` rounds as an epoch, saves the model as `model.txt`, and stops the training.
 
         callback = TrialCallback(trial, every=10)
         if rounds := callback.rounds_left(90):
@@ -32,13 +32,13 @@ class TrialCallback:
                            init_model=callback.resume_path, callbacks=callback.callbacks)
 
     every        the rounds of an epoch
-    resume_path  the model to go on from; None where the trial begins
+    resume_path  the model to resume from; None for a new trial
     callbacks    the two that LightGBM calls, before and after a round
 
-    A metric is called by its data and its name, such as `val/binary_logloss`. A model's file has no random numbers, so
-    they are seeded before each epoch's first round, from the trial's seed and the round. A model that LightGBM cannot
-    go on with (`unsaved` says which) is not saved: its trial begins anew after a kill, and reports the same again.
-    Raises TrainerError for `lightgbm.cv`, and for a training that does not begin where the trial goes on.
+    A metric is named after its data and LightGBM's name, such as `val/binary_logloss`. A model's file holds no random
+    state, so LightGBM is seeded before each epoch's first round, from the trial's seed and the round. A model that
+    LightGBM cannot continue (see `unsaved`) is not saved: its trial begins anew after a kill, and reports the same
+    values again. Raises TrainerError for `lightgbm.cv`, and for a training that does not begin at the trial's round.
     """
 
     def __init__(self, trial: Trial, *, every: int = 1) -> None:
@@ -49,7 +49,7 @@ class TrialCallback:
         self.callbacks = [_Call(self._before, before_iteration=True), _Call(self._after, before_iteration=False)]
 
     def rounds_left(self, num_boost_round: int) -> int:
-        """Those that a training of so many rounds has before it, for `num_boost_round`; LightGBM takes no 0."""
+        """Returns the rounds left of `num_boost_round`, to be passed to LightGBM, which does not accept 0."""
         return trials.rounds_left(self._trial, self._every, num_boost_round)
 
     def _before(self, env: CallbackEnv) -> None:
@@ -68,7 +68,7 @@ class TrialCallback:
         if env.iteration % self._every == 0:
             seed = trials.seed_at(self._trial, env.iteration)
             bags = {name: share for name in _BAGS if (share := float(self._settings[name])) < 1}
-            model.reset_parameter({name: 0.75 * share for name, share in bags.items()})  # a change of it alone reseeds
+            model.reset_parameter({name: 0.75 * share for name, share in bags.items()})  # only a change of it reseeds
             model.reset_parameter(bags | dict.fromkeys(_SEEDS, seed))
 
     def _after(self, env: CallbackEnv) -> None:
@@ -80,30 +80,30 @@ class TrialCallback:
             env.model.save_model(directory / _FILE)  # pyright: ignore[reportAttributeAccessIssue]
 
         results = env.evaluation_result_list or []
-        metrics = {f"{result[0]}/{result[1]}": float(result[2]) for result in results}
+        metrics = {f"{entry[0]}/{entry[1]}": float(entry[2]) for entry in results}
         ends = trials.report(self._trial, metrics, None if self._unsaved else write, epoch=rounds // self._every)
         if ends:
             raise EarlyStopException(env.iteration, results)
 
 
 class _Call:
-    """A callback as LightGBM knows it, by its attributes."""
+    """Has the attributes that LightGBM reads from a callback."""
 
     def __init__(self, call: Any, *, before_iteration: bool) -> None:
         self._call, self.before_iteration = call, before_iteration
-        self.order = 25  # after what records, before what stops early
+        self.order = 25  # after the callbacks that record, before early stopping
 
     def __call__(self, env: CallbackEnv) -> None:
         self._call(env)
 
 
 def settings(model: Booster) -> dict[str, str]:
-    """All parameters of a model by their main names, as LightGBM has understood them."""
+    """Returns all parameters of a model by their main names, as LightGBM has interpreted them."""
     return dict(re.findall(r"^\[(\w+): (.*)\]$", model.model_to_string(), re.MULTILINE))
 
 
 def unsaved(settings: dict[str, str], every: int) -> str | None:
-    """Why LightGBM could not go on with such a model as if nobody had interrupted it; None where it can."""
+    """Returns why LightGBM cannot continue a model with these settings as if uninterrupted; None if it can."""
     if settings["boosting"] != "gbdt":
         return f"LightGBM does not go on with boosting={settings['boosting']!r}"
     if settings["data_sample_strategy"] != "bagging":
@@ -116,5 +116,5 @@ def unsaved(settings: dict[str, str], every: int) -> str | None:
         return "LightGBM does not keep which features cegb has paid for"
     freq = int(settings["bagging_freq"])
     if freq and every % freq and any(float(settings[name]) < 1 for name in _BAGS):
-        return f"LightGBM counts bagging_freq={freq} from where it goes on, and every={every} is no multiple of it"
+        return f"LightGBM counts bagging_freq={freq} from where it goes on, and every={every} is not a multiple of it"
     return None

@@ -1,4 +1,4 @@
-"""Lightning's Trainer as a trial: `TrialCallback`."""
+"""Runs Lightning's Trainer as a trial, through `TrialCallback`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _FILE = "trainer.ckpt"
 
 
 class TrialCallback(Checkpoint):
-    """Reports each epoch with all that was logged, saves Lightning's checkpoint with it, and stops the trainer.
+    """Reports each epoch with all logged metrics, saves Lightning's checkpoint with it, and stops the trainer.
 
         callback = TrialCallback(trial)
         trainer = Trainer(max_epochs=9, callbacks=[callback])
         trainer.fit(module, data, ckpt_path=callback.resume_path)
 
-    resume_path  Lightning's checkpoint to go on from; None where the trial begins
+    resume_path  Lightning's checkpoint to resume from; None for a new trial
 
-    A checkpoint of Lightning's has no random numbers, so those of torch, numpy and Python are seeded before each epoch,
-    from the trial's seed and the epoch. It runs after all other callbacks, as a `Checkpoint` does; without another one
-    Lightning writes no checkpoints of its own. Where the trainer validates, an epoch without one is not reported.
-    Raises TrainerError for several processes, and for a fit that does not begin where the trial goes on.
+    Lightning's checkpoint holds no random state, so the generators of torch, NumPy and Python are seeded before each
+    epoch, from the trial's seed and the epoch. As a `Checkpoint`, this callback runs after all others; without another
+    one Lightning writes no checkpoints of its own. If the trainer validates, an epoch without validation is not
+    reported. Raises TrainerError for several processes, and for a fit that does not begin at the trial's epoch.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -58,7 +58,7 @@ class TrialCallback(Checkpoint):
             due = config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
             if config.reduce_on_plateau and due and config.monitor in self._metrics:
                 config.scheduler.step(self._metrics[config.monitor])  # pyright: ignore[reportArgumentType]
-        if self._stopped:  # by another callback, in the epoch of the checkpoint
+        if self._stopped:  # another callback stopped it in the checkpoint's epoch
             trainer.should_stop = True
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,7 +80,7 @@ class TrialCallback(Checkpoint):
 
         if trials.report(self._trial, self._metrics, write, epoch=trainer.current_epoch + 1):
             trainer.should_stop = True
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # which would hold it
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # which would keep it running
 
     def state_dict(self) -> dict[str, Any]:
         return {"metrics": self._metrics, "stopped": self._stopped}

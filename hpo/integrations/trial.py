@@ -1,4 +1,4 @@
-"""The trial as a callback sees it, and what all callbacks do with one."""
+"""Holds the trial's interface for callbacks, and functions that all callbacks share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trainer.quote import quoted
 
 
 class Trial(Protocol):
-    """What a callback needs of a trial: a function's has it, and so has that of `hpo.client`."""
+    """The part of a trial that callbacks use: both a function's trial and that of `hpo.client` have it."""
 
     seed: int
-    epoch: int  # the last one reported, or of the checkpoint that `resume` gave
+    epoch: int  # the last one reported, or that of the checkpoint from `resume`
     step: int
     directory: Path  # for files of its own
 
@@ -32,8 +32,10 @@ class Trial(Protocol):
 
 
 def resumed(trial: Trial, name: str = "") -> Path | None:
-    """What the trial goes on from: the file or directory `name` of its last checkpoint; None where it begins. Raises
-    TrainerError for what is no trial."""
+    """Returns the file or directory `name` of the trial's last checkpoint; None for a new trial.
+
+    Raises TrainerError if `trial` is not a trial.
+    """
     if not all(callable(getattr(trial, method, None)) for method in ("report", "save", "resume")):
         raise TrainerError(
             f"TrialCallback needs the trial that the training function is given, or `trial` of hpo.client, not "
@@ -51,8 +53,10 @@ def report(
     epoch: int | None = None,
     step: int | None = None,
 ) -> bool:
-    """Report those of the metrics that are numbers, with what `write` puts into the directory it is given; whether the
-    training is to stop. Raises TrainerError where there are none."""
+    """Reports the numeric metrics, with the files that `write` puts into its directory; returns whether to stop.
+
+    Raises TrainerError if no metric is a number.
+    """
     values = {name: float(value) for name, value in metrics.items() if _is_number(value)}
     if not values:
         raise TrainerError(
@@ -68,37 +72,37 @@ def report(
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is one, also as a tensor or an array without dimensions."""
+    """Returns whether the value is a number, possibly as a tensor or an array without dimensions."""
     return isinstance(value, Real) or getattr(value, "ndim", None) == 0
 
 
 def check_begins(unit: str, done: int, begins: int, fix: str) -> None:
-    """Raise TrainerError unless a training that has `begins` epochs, steps or rounds behind it is the trial's."""
+    """Raises TrainerError unless a training that has completed `begins` epochs, steps or rounds is the trial's."""
     if begins != done:
         raise TrainerError(f"the trial goes on after {unit} {done}, and this training after {unit} {begins}: {fix}.")
 
 
 def seed_at(trial: Trial, done: int) -> int:
-    """31 bits for the random numbers after `done` epochs or rounds: with them no generator's state has to be saved."""
+    """Returns 31 bits to seed generators after `done` epochs or rounds, so that no generator's state need be saved."""
     return random.Random(f"{trial.seed}/{done}").getrandbits(31)
 
 
 def lacking(error: ModuleNotFoundError, package: str, extra: str) -> Exception:
-    """The sentence that names the extra of a package that is not installed; of one that it needs itself, `error`."""
+    """Returns the error that names the extra of a missing package; `error` itself if another module is missing."""
     if (error.name or "").partition(".")[0] != package:
         return error
     return UserError(f"hpo.integrations needs {package}: pip install 'hpo[{extra}]'.")
 
 
 def rounds_of_epoch(every: int) -> int:
-    """`every`, the boosting rounds of an epoch; raises TrainerError unless it is a whole number from 1."""
+    """Returns `every`, the boosting rounds of an epoch. Raises TrainerError unless it is a whole number from 1."""
     if not isinstance(every, int) or every < 1:
         raise TrainerError(f"TrialCallback(every={every!r}) must be a whole number of rounds from 1.")
     return every
 
 
 def rounds_left(trial: Trial, every: int, total: int) -> int:
-    """The boosting rounds that a trial of `total` has before it. Raises TrainerError where they are no whole epochs."""
+    """Returns the boosting rounds left to a trial of `total`. Raises TrainerError if they are not whole epochs."""
     if total % every:
         raise TrainerError(f"{total} rounds are no whole epochs of every={every}: the last ones would not be reported.")
     return total - trial.epoch * every

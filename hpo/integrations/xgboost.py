@@ -1,4 +1,4 @@
-"""XGBoost's training as a trial: `TrialCallback`."""
+"""Runs XGBoost's training as a trial, through `TrialCallback`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _FILE = "model.ubj"
 
 
 class TrialCallback(TrainingCallback):
-    """Reports every so many rounds as an epoch, saves the booster as `model.ubj`, and stops the training.
+    """Reports every `every` rounds as an epoch, saves the booster as `model.ubj`, and stops the training.
 
         callback = TrialCallback(trial, every=10)
         xgboost.train(params, data, callback.rounds_left(90), evals=[(held_out, "val")],
                       xgb_model=callback.resume_path, callbacks=[callback])
 
     every        the rounds of an epoch
-    resume_path  the booster to go on from; None where the trial begins
+    resume_path  the booster to resume from; None for a new trial
 
-    A metric is called by its data and its name, such as `val/logloss`. A booster's file has no random numbers and none
-    of its tree builder's state, so the booster is set back and seeded before each epoch's first round, from the trial's
-    seed and the round: the trees are those of a training that nobody interrupted. Raises TrainerError for `xgboost.cv`,
-    and for a training that does not begin where the trial goes on.
+    A metric is named after its data and XGBoost's name, such as `val/logloss`. A booster's file holds neither random
+    state nor the state of its tree builder. The booster is therefore reset and seeded before each epoch's first round,
+    from the trial's seed and the round, so the trees are those of an uninterrupted training. Raises TrainerError for
+    `xgboost.cv`, and for a training that does not begin at the trial's round.
     """
 
     def __init__(self, trial: Trial, *, every: int = 1) -> None:
@@ -39,7 +39,7 @@ class TrialCallback(TrainingCallback):
         self.resume_path = trials.resumed(trial, _FILE)
 
     def rounds_left(self, num_boost_round: int) -> int:
-        """Those that a training of so many rounds has before it, for `num_boost_round`."""
+        """Returns the rounds left of `num_boost_round`, to be passed to XGBoost."""
         return trials.rounds_left(self._trial, self._every, num_boost_round)
 
     def before_training(self, model: Any) -> Any:
@@ -64,5 +64,7 @@ class TrialCallback(TrainingCallback):
         def write(directory: Path) -> None:
             model.save_model(directory / _FILE)
 
-        metrics = {f"{data}/{name}": float(one[-1]) for data, held in evals_log.items() for name, one in held.items()}
+        metrics = {
+            f"{data}/{name}": float(values[-1]) for data, logs in evals_log.items() for name, values in logs.items()
+        }
         return trials.report(self._trial, metrics, write, epoch=self._rounds // self._every)

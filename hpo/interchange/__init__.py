@@ -1,1 +1,1 @@
-"""Carries studies between this platform and other tools: imports and exports."""
+"""Imports studies from other tools and exports studies to them."""

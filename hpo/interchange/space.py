@@ -1,4 +1,4 @@
-"""The space of an imported study: the tool's own dimensions where it tells them, else what its trials have tried."""
+"""Builds the space of an imported study from the tool's own dimensions, or from the values of its trials."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from hpo.space.dimension import Dimension
 from hpo.space.dimensions import Choice, Float, Int
 from hpo.space.values import LARGEST, identity, is_number
 
-_WIDE = 1000  # of positive numbers that span so much, the logarithm is what was searched
+_WIDE = 1000  # positive numbers of at least this ratio are taken as searched on a logarithmic scale
 
 
 def merged(dimensions: Iterable[Dimension]) -> Dimension:
-    """What holds every value of each: the hull of numbers, all options of choices; of a mixture the options named."""
+    """Returns a dimension that contains every value of the others.
+
+    It spans all numbers, or has all options of choices; a mixture keeps the named values.
+    """
     every = list(dimensions)
-    if len({identity(one.describe()) for one in every}) == 1:
+    if len({identity(dimension.describe()) for dimension in every}) == 1:
         return every[0]
-    numbers = [one for one in every if isinstance(one, Float | Int)]
+    numbers = [dimension for dimension in every if isinstance(dimension, Float | Int)]
     if len(numbers) < len(every):
-        return _choice([value for one in every for value in _ends(one)])
-    low, high = min(one.low for one in numbers), max(one.high for one in numbers)
-    log = all(one.log for one in numbers)
-    if all(isinstance(one, Int) for one in numbers):
+        return _choice([value for dimension in every for value in _ends(dimension)])
+    low, high = min(dimension.low for dimension in numbers), max(dimension.high for dimension in numbers)
+    log = all(dimension.log for dimension in numbers)
+    if all(isinstance(dimension, Int) for dimension in numbers):
         return Int(int(low), int(high), log=log)
     return Float(float(low), float(high), log=log)
 
 
-def _ends(one: Dimension) -> Sequence[Any]:
-    return one.options if isinstance(one, Choice) else one.extremes()
+def _ends(dimension: Dimension) -> Sequence[Any]:
+    return dimension.options if isinstance(dimension, Choice) else dimension.extremes()
 
 
 def observed(values: Sequence[Any]) -> Dimension:
-    """A dimension that holds the values and no more than their range."""
+    """Returns the narrowest dimension that contains the values."""
     if all(is_number(value, int) and abs(value) <= LARGEST for value in values):
         return Int(min(values), max(values))
     if all(is_number(value, (int, float)) for value in values):
@@ -41,30 +44,31 @@ def observed(values: Sequence[Any]) -> Dimension:
     return _choice(values)
 
 
-def _choice(values: Sequence[Any]) -> Choice:
-    """The values as options, each once, in the order of their first appearance."""
+def _choice(values: Sequence[object]) -> Choice:
+    """Returns a choice of the values, each once, in the order of their first appearance."""
     return Choice(list({identity(value): value for value in values}.values()))
 
 
 def usable(one: Dimension) -> bool:
-    """Whether the dimension can be one of a space here, where whole numbers end at 2**53 and options are finite."""
+    """Returns whether a space here can have the dimension: whole numbers end at 2**53 and options are finite."""
     return not any(one.faults())
 
 
 def space_of(
-    params: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Dimension]]
+    params: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, Dimension]]
 ) -> tuple[dict[str, Dimension], list[str]]:
-    """Name -> dimension of every parameter of the trials, and those that had to be taken from the values alone.
+    """Returns (name -> dimension of every parameter of the trials, names of those derived from values alone).
 
-    `params` and `told` are of one trial at each place. A dimension that does not hold what was tried is widened to it.
+    `params` and `told` have one entry for each trial, in the same order. A dimension is widened to contain all values
+    tried.
     """
-    names = dict.fromkeys(name for one in params for name in one)
+    names = dict.fromkeys(name for tried in params for name in tried)
     space: dict[str, Dimension] = {}
     guessed: list[str] = []
     for name in names:
-        values = [one[name] for one in params if name in one]
-        known = [one[name] for one in told if name in one and usable(one[name])]
-        if len(known) < sum(name in one for one in params):
+        values = [tried[name] for tried in params if name in tried]
+        known = [searched[name] for searched in told if name in searched and usable(searched[name])]
+        if len(known) < len(values):
             guessed.append(name)
             known.append(observed(values))
         dimension = merged(known)

@@ -1,12 +1,11 @@
-"""Reads runs of Weights & Biases: the files run-ID.wandb that runs leave in wandb/, or the table that its pages export.
+"""Reads runs of Weights & Biases: the run-ID.wandb files in wandb/, or the table that its pages export.
 
-A .wandb file is a log of records in blocks of 32 KiB, in the format of LevelDB's log with a checksum of zlib's, after a
-header of seven bytes. wandb has no reader of it in Python any more; its messages say what is in a record.
+A .wandb file is a log of records in blocks of 32 KiB, after a header of seven bytes. Its format is that of LevelDB's
+log with zlib's checksum. wandb no longer has a Python reader for it; its protocol messages describe a record.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpo.door import option
 from hpo.errors import UserError
 from hpo.interchange import table
 from hpo.interchange.record import ImportedStudy, ImportedTrial, Point, State, judged_by
-from hpo.interchange.texts import flat
+from hpo.interchange.texts import as_number, as_time, flat, loads
 from hpo.text import counted, near
+from trainer.quote import quoted
 
 _HEADER, _BLOCK, _FRAME = b":W&B\xe1\xbe", 32 * 1024, struct.Struct("<IHB")  # checksum, length, type
 _FULL, _FIRST, _LAST = 1, 2, 4
@@ -27,7 +28,7 @@ _ODD = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf"
 
 @dataclass
 class _Run:
-    """A run as its records tell it."""
+    """A run, assembled from its records."""
 
     id: str
     project: str = ""
@@ -36,7 +37,7 @@ class _Run:
     curves: dict[str, dict[int, Point]] = field(default_factory=dict)
     started: float | None = None
     ended: float | None = None
-    exit_code: int | None = None  # None while it has not ended
+    exit_code: int | None = None  # None until the run ends
 
 
 def read(
@@ -47,26 +48,28 @@ def read(
     *,
     params: Sequence[str] = (),
 ) -> ImportedStudy:
-    """The runs of that project, or of the only one, below a directory; or the rows of a CSV file. Raises UserError."""
-    place = Path(path).expanduser()
-    if place.is_file() and place.suffix != ".wandb":
+    """Returns the runs of that project, or of the only one, below a directory, or a CSV's rows. Raises UserError."""
+    source = Path(path).expanduser()
+    if source.is_file() and source.suffix != ".wandb":
         return table.read(path, project, metrics, directions, params=params, tool="wandb")
     if params:
-        raise UserError(f"--param {params[0]}: the runs of {path} say what is configured: leave the option out.")
-    found = [place] if place.is_file() else sorted(place.rglob("*.wandb"))
-    if not found:
+        raise UserError(
+            f"{option('param', params[0])}: the runs of {path} say what is configured: leave the option out."
+        )
+    files = [source] if source.is_file() else sorted(source.rglob("*.wandb"))
+    if not files:
         raise UserError(
             f"{path} holds no run-ID.wandb: name the directory wandb of your runs, or an exported CSV file."
         )
-    runs = _runs(found)
+    runs = _runs(files)
     name = _chosen(sorted({run.project for run in runs}), project, path)
-    own = [run for run in runs if run.project == name]
-    ended = [run for run in own if run.exit_code is not None]
-    objectives = judged_by(metrics, directions, {metric for run in ended for metric in run.curves}, path)
-    trials = [_trial(run, [one.metric for one in objectives]) for run in ended]
+    of_project = [run for run in runs if run.project == name]
+    ended_runs = [run for run in of_project if run.exit_code is not None]
+    objectives = judged_by(metrics, directions, {metric for run in ended_runs for metric in run.curves}, path)
+    trials = [_trial(run, [objective.metric for objective in objectives]) for run in ended_runs]
     left = (
-        [f"{counted(len(own) - len(ended), 'run')} without an end, which may run still"]
-        if len(own) > len(ended)
+        [f"{counted(len(of_project) - len(ended_runs), 'run')} without an end, which may run still"]
+        if len(of_project) > len(ended_runs)
         else []
     )
     left += ["media, artifacts and system metrics, which stay where they are"]
@@ -74,26 +77,31 @@ def read(
 
 
 def _runs(files: Sequence[Path]) -> list[_Run]:
-    """The runs in the order in which they began; the files of one that was resumed are one run."""
+    """Returns the runs, oldest first; the files of a resumed run are one run."""
     runs: dict[str, _Run] = {}
     for file in files:
         current: _Run | None = None
         for record in _records(file):
             kind = record.WhichOneof("record_type")
-            if kind == "run":
-                current = runs.setdefault(record.run.run_id, _Run(record.run.run_id))
-                _begin(current, record.run)
-            elif current is not None:
-                _follow(current, kind, record, file)
+            try:
+                if kind == "run":
+                    current = runs.setdefault(record.run.run_id, _Run(record.run.run_id))
+                    _begin(current, record.run)
+                elif current is not None:
+                    _follow(current, kind, record)
+            except ValueError as error:
+                raise UserError(
+                    f"{file}, record {record.num}, is damaged ({error}): restore it from a backup."
+                ) from error
     return sorted(runs.values(), key=lambda run: (run.started or 0.0, run.id))
 
 
 def _chosen(projects: Sequence[str], given: str | None, path: str) -> str:
     if given is not None and given not in projects:
-        hint = near(given, projects) or ": name one by --project."
+        hint = near(given, projects) or f": name one by {option('project')}."
         raise UserError(f"{path} has no project {given!r} (it has {', '.join(projects) or 'none'}){hint}")
     if given is None and len(projects) != 1:
-        raise UserError(f"{path} has runs of {', '.join(projects) or 'no project'}: name one by --project.")
+        raise UserError(f"{path} has runs of {', '.join(projects) or 'no project'}: name one by {option('project')}.")
     return given or projects[0]
 
 
@@ -115,33 +123,31 @@ def _begin(run: _Run, record: Any) -> None:
 
 
 def _configure(run: _Run, record: Any) -> None:
-    for one in record.update:
-        name = ".".join(one.nested_key) or one.key
+    for change in record.update:
+        name = ".".join(change.nested_key) or change.key
         if name.partition(".")[0] != "_wandb":
-            run.config |= flat({name: json.loads(one.value_json)}, ".")
+            run.config |= flat({name: loads(change.value_json)}, ".")
 
 
-def _follow(run: _Run, kind: str, record: Any, file: Path) -> None:
-    try:
-        if kind == "config":
-            _configure(run, record.config)
-        elif kind == "history":
-            _report(run, record.history)
-        elif kind == "exit":
-            run.exit_code = record.exit.exit_code
-    except ValueError as error:
-        raise UserError(f"{file}, record {record.num}, is damaged ({error}): restore it from a backup.") from error
+def _follow(run: _Run, kind: str, record: Any) -> None:
+    if kind == "config":
+        _configure(run, record.config)
+    elif kind == "history":
+        _report(run, record.history)
+    elif kind == "exit":
+        run.exit_code = record.exit.exit_code
 
 
 def _report(run: _Run, history: Any) -> None:
-    items = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in history.item}
-    step = int(items.get("_step", history.step.num))
-    at = items.get("_timestamp")
-    run.ended = at if at is not None else run.ended
+    items = {".".join(field.nested_key) or field.key: loads(field.value_json) for field in history.item}
+    step, timestamp = items.get("_step", history.step.num), as_time(items.get("_timestamp"))
+    if not isinstance(step, int):
+        raise ValueError(f"its _step is {quoted(step)}")
+    run.ended = timestamp if timestamp is not None else run.ended
     for metric, value in flat(items, ".").items():
-        number = _ODD.get(value) if isinstance(value, str) else value
-        if metric[:1] != "_" and isinstance(number, int | float) and not isinstance(number, bool):
-            run.curves.setdefault(metric, {})[step] = Point(step, float(number), at)
+        number = as_number(_ODD.get(value) if isinstance(value, str) else value)
+        if metric[:1] != "_" and number is not None:
+            run.curves.setdefault(metric, {})[step] = Point(step, number, timestamp)
 
 
 def _trial(run: _Run, judged: Sequence[str]) -> ImportedTrial:
@@ -157,7 +163,7 @@ def _trial(run: _Run, judged: Sequence[str]) -> ImportedTrial:
 
 
 def _records(file: Path) -> Iterator[Any]:
-    """The messages of a file. Raises UserError where it is damaged, or wandb is missing."""
+    """Yields the messages of a file. Raises UserError if it is damaged or wandb is missing."""
     try:
         from wandb.proto import wandb_internal_pb2 as messages
     except ModuleNotFoundError as error:
@@ -175,23 +181,23 @@ def _records(file: Path) -> Iterator[Any]:
 
 
 def _frames(file: Path) -> Iterator[bytes]:
-    """The records of a log. What a run that was cut off has left of its last one is left out."""
+    """Yields the records of a log, without an incomplete last record of an interrupted run."""
     data = file.read_bytes()
     if data[: len(_HEADER)] != _HEADER:
-        raise UserError(f"{file} is no log of wandb's: name the directory wandb of your runs.")
-    at, parts = len(_HEADER) + 1, b""
-    while at + _FRAME.size <= len(data):
-        room = _BLOCK - at % _BLOCK
+        raise UserError(f"{file} is not a wandb log: name the directory wandb of your runs.")
+    offset, parts = len(_HEADER) + 1, b""
+    while offset + _FRAME.size <= len(data):
+        room = _BLOCK - offset % _BLOCK
         if room < _FRAME.size:
-            at += room
+            offset += room
             continue
-        checksum, length, kind = _FRAME.unpack_from(data, at)
-        body = data[at + _FRAME.size : at + _FRAME.size + length]
+        checksum, length, kind = _FRAME.unpack_from(data, offset)
+        body = data[offset + _FRAME.size : offset + _FRAME.size + length]
         if len(body) < length or not kind:
             return
         if zlib.crc32(bytes([kind]) + body) != checksum:
-            raise UserError(f"{file} is damaged at byte {at}: its checksum does not fit; restore it from a backup.")
+            raise UserError(f"{file} is damaged at byte {offset}: its checksum does not fit; restore it from a backup.")
         parts = body if kind in (_FULL, _FIRST) else parts + body
         if kind in (_FULL, _LAST):
             yield parts
-        at += _FRAME.size + length
+        offset += _FRAME.size + length

@@ -1,5 +1,5 @@
-"""The ledger: one SQL database that is the truth about every study."""
+"""Stores every study in one SQL database, the ledger, which is the single source of truth."""
 
-from hpo.ledger.store import Ledger
+from hpo.ledger.database.store import Ledger
 
 __all__ = ["Ledger"]

@@ -1,7 +1,7 @@
-"""The transaction of an import: trials that ended elsewhere become rows of a study that nobody drives.
+"""Imports trials that ended elsewhere as rows of a study that nobody drives, in one transaction.
 
-What the other knows of a trial and no column holds (its attributes, its own distributions) is kept beside what was
-asked, as one text, since JSON of a database takes neither NaN nor NUL.
+The other tool's data that fit no column (its attributes, its own distributions) are stored as one text beside the ask,
+since JSON of a database holds neither NaN nor NUL.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from typing import Any
 from sqlalchemy import func, select, update
 
 from hpo.errors import UserError
-from hpo.ledger import driver_queries
-from hpo.ledger import statements as sql
+from hpo.ledger.database import statements as sql
+from hpo.ledger.database.json import plain, text
+from hpo.ledger.database.tables import asks, reports, studies, trials
 from hpo.ledger.external import KEY
-from hpo.ledger.json import plain, text
+from hpo.ledger.read import every
 from hpo.ledger.removal import check_whole
-from hpo.ledger.rows import Connection, RowMapping
-from hpo.ledger.tables import asks, reports, studies, trials
+from hpo.ledger.rows import Connection, ImportedTrial
+from hpo.ledger.views import driver as driver_queries
 
 RECORD = "imported"  # of asks.trial_attrs
-_PAGE = 1000  # rows of one statement
+_PAGE = 1000  # rows per statement
 
 
 @dataclass(frozen=True)
 class Row:
-    """A trial as the ledger is to have it.
+    """A trial for the ledger to store.
 
-    key      the other's name of it, once in a study
-    columns  of `trials`, but for number, revision and told
+    key      the other tool's name of it, unique in a study
+    columns  of `trials`, except number, revision and told
     values   (step, epoch, metric, value, seconds since the epoch), in the order of steps
-    stopped  why it was stopped, for one that was
+    stopped  why it was stopped, if it was
     record   what no column holds
     """
 
@@ -47,28 +48,30 @@ class Row:
     record: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def add(connection: Connection, study: Mapping[str, Any], rows: Sequence[Row], stored: Mapping[str, Any] | None) -> int:
-    """Add the trials that the study has not got, and the study itself where there is none; how many were added.
+def add(
+    connection: Connection, study: Mapping[str, object], rows: Sequence[Row], stored: Mapping[str, object] | None
+) -> int:
+    """Adds the trials that the study lacks, and the study itself if there is none; returns how many were added.
 
     `study` is its row, with the specification that holds once they are in it; `stored` is the specification it was made
-    from, None where there was no study. Raises UserError where another import has changed that in the meantime.
-    Idempotent by the keys.
+    from, None if there was no study. Raises UserError if another import has changed that in the meantime. Idempotent by
+    the keys.
     """
     row = driver_queries.create_study(connection, study)
     check_whole(row)
-    expected = row["uid"] == study["uid"] if stored is None else row["spec"] in (stored, study["spec"])
+    expected = row.uid == study["uid"] if stored is None else row.spec.json in (stored, study["spec"])
     if not expected:
         raise UserError(f"study {study['name']!r} has been changed while it was read: import it again.")
-    connection.execute(select(studies.c.id).where(studies.c.id == row["id"]).with_for_update())
-    known = set(records(connection, row["id"]))
-    new = [one for one in rows if one.key not in known]
-    first = connection.execute(select(func.count()).where(trials.c.study_id == row["id"])).scalar_one()
-    for number, one in enumerate(new, first):
-        _insert(connection, row["id"], number, one)
+    connection.execute(select(studies.c.id).where(studies.c.id == row.id).with_for_update())
+    known = set(records(connection, row.id))
+    new = [trial for trial in rows if trial.key not in known]
+    first = connection.execute(select(func.count()).where(trials.c.study_id == row.id)).scalar_one()
+    for number, trial in enumerate(new, first):
+        _insert(connection, row.id, number, trial)
     values = {"spec": study["spec"], "requested": first + len(new)}
-    if new or row["spec"] != study["spec"]:
+    if new or row.spec.json != study["spec"]:
         raised = studies.c.revision + 1
-        connection.execute(update(studies).where(studies.c.id == row["id"]).values(**values, revision=raised))
+        connection.execute(update(studies).where(studies.c.id == row.id).values(**values, revision=raised))
     return len(new)
 
 
@@ -99,20 +102,20 @@ def _insert(connection: Connection, study_id: int, number: int, one: Row) -> Non
         connection.execute(sql.INSERT_DECISION, decision | {"revision": 1})
 
 
-def records(connection: Connection, study_id: int) -> dict[str, tuple[RowMapping, dict[str, Any]]]:
-    """Key -> the `id`, `number` and `params` of each trial of an imported study, and its record; by number."""
-    query = select(trials.c.id, trials.c.number, asks.c.params, asks.c.trial_attrs)
-    rows = connection.execute(
-        query.join(asks, asks.c.trial_id == trials.c.id).where(trials.c.study_id == study_id).order_by(trials.c.number)
+def records(connection: Connection, study_id: int) -> dict[str, tuple[ImportedTrial, dict[str, Any]]]:
+    """Returns key -> the `id`, `number` and `params` of each trial of an imported study, and its record, by number."""
+    query = select(trials.c.id, trials.c.number, asks.c.params, asks.c.trial_attrs).join(asks)
+    rows = every(
+        ImportedTrial, connection.execute(query.where(trials.c.study_id == study_id).order_by(trials.c.number))
     )
-    return {row["trial_attrs"][KEY]: (row, record_of(row["trial_attrs"])) for row in rows.mappings()}
+    return {row.trial_attrs[KEY]: (row, record_of(row.trial_attrs)) for row in rows}
 
 
 def records_by_id(connection: Connection, study_id: int) -> dict[int, dict[str, Any]]:
-    """Trial id -> its record."""
-    return {row["id"]: record for row, record in records(connection, study_id).values()}
+    """Returns trial id -> its record."""
+    return {row.id: record for row, record in records(connection, study_id).values()}
 
 
 def record_of(trial_attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of an imported trial beside its columns; empty for one that was not imported."""
+    """Returns the record of an imported trial, which its columns do not hold; empty for any other trial."""
     return json.loads(trial_attrs.get(RECORD, "{}"))

@@ -1,10 +1,10 @@
-"""Names of metrics and of events: how long the ledger takes them, and which metrics the machine decides."""
+"""Limits the names of metrics and events, and lists the metrics that depend on the machine."""
 
 from __future__ import annotations
 
 from sqlalchemy import Column, String
 
-from hpo.ledger.tables import events, reports
+from hpo.ledger.database.tables import events, reports
 
 
 def _longest(column: Column[str]) -> int:
@@ -14,11 +14,14 @@ def _longest(column: Column[str]) -> int:
 
 MAX_METRIC, MAX_EVENT_KIND = _longest(reports.c.key), _longest(events.c.kind)  # characters
 
-# What the trainer and the worker report of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.
+# The trainer's and the worker's metrics of the machine, besides `system/...`, `time/...` and `train/..._per_sec`.
 MACHINE_METRICS = ("train/gpu_util", "train/mfu")
 
 
 def machine_dependent(key: str) -> bool:
-    """Metrics that the machine decides: clocks, load, throughput. A replay may differ in them; no digest has them."""
+    """Returns True for metrics that depend on the machine: clocks, load, throughput.
+
+    They may differ in a replay; no digest includes them.
+    """
     rate = key.startswith("train/") and key.endswith("_per_sec")
     return rate or key.startswith(("system/", "time/")) or key in MACHINE_METRICS

@@ -14,7 +14,7 @@ _MACHINE = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its host, pid, and start time, which tells a recycled pid apart. `id` is random per instance."""
+    """A process: its host, pid, and start time, which distinguishes a recycled pid. `id` is random per instance."""
 
     host: str
     pid: int
@@ -27,9 +27,9 @@ class Process:
 
 
 def start_time(pid: int) -> str | None:
-    """When `pid` started, as a token that never changes while it lives; None if there is no such live process.
+    """Returns when `pid` started, as a token that never changes while it lives; None if no process with it lives.
 
-    On Linux the token is `_here()` and the kernel's clock ticks, which no adjustment of the wall clock moves.
+    On Linux the token is `_here()` and the kernel's clock ticks, which no adjustment of the wall clock changes.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -50,15 +50,17 @@ def start_time(pid: int) -> str | None:
 
 @cache
 def _here() -> str:
-    """Where a pid means what it means here: machine and PID namespace, which containers and clones of one hostname do
-    not share; and, after the slash, the boot."""
+    """Returns the scope of a pid: machine and PID namespace, and, after the slash, the boot.
+
+    Containers and clones with one hostname differ in the namespace.
+    """
     machine = next((path.read_text()[:8] for path in _MACHINE if path.exists()), "")
     namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
     return f"{machine}.{namespace}/{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}"
 
 
 def is_dead(host: str, pid: int, started: str) -> bool:
-    """True only if it is certain: the process was on this host, in this boot or an earlier one, and is gone."""
+    """Returns True only if it is certain: the process was on this host, in this boot or an earlier one, and is gone."""
     me = start_time(os.getpid()) or ""
     near = host == socket.gethostname() and started.rpartition("/")[0] == me.rpartition("/")[0]
     return near and start_time(pid) != started

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.ledger import report_queries
+from hpo.ledger.views import report as report_queries
 from hpo.text import command
 
 if TYPE_CHECKING:
@@ -18,8 +19,11 @@ EVENT = "promotion"
 
 @dataclass(frozen=True)
 class Promotion:
-    """Trial `trial`, by its checkpoint of `step`, is `version` of the registered model `name` at `tracker`, found under
-    `alias`, which stood for the version `before`; `told` says what a user should know of it."""
+    """The promotion of a trial's checkpoint to a version of a registered model.
+
+    Trial `trial`, by its checkpoint of `step`, is `version` of the model `name` at `tracker`. Its `alias` named the
+    version `before`; `told` is a note for the user.
+    """
 
     trial: int
     step: int
@@ -47,21 +51,23 @@ class Promotion:
 
 
 def standing(connection: Connection, study_id: int) -> list[Promotion]:
-    """The promotions of a study that were not taken back, oldest first."""
-    found: list[Promotion] = []
+    """Returns the promotions of a study that were not undone, oldest first."""
+    promotions: list[Promotion] = []
     for row in report_queries.study_events(connection, study_id, [EVENT]):
-        fields = dict(row["fields"])
+        fields = dict(row.fields)
         undone, promotion = fields.pop("undone"), Promotion(**fields)
         same = (*promotion.target, promotion.version)
-        found = [one for one in found if (*one.target, one.version) != same] + ([] if undone else [promotion])
-    return found
+        promotions = [earlier for earlier in promotions if (*earlier.target, earlier.version) != same] + (
+            [] if undone else [promotion]
+        )
+    return promotions
 
 
 def check_none(found: Sequence[Promotion], study: str) -> None:
-    """Raises UserError where versions of models stand whose runs would go with the study."""
+    """Raises UserError if deleting the study would remove the runs of promoted model versions."""
     if found:
-        labels = ", ".join(dict.fromkeys(one.label for one in found))
+        labels = ", ".join(dict.fromkeys(promotion.label for promotion in found))
         raise UserError(
             f"study {study!r} has promoted {labels}, which would be left without a run: take it back by "
-            f"`{command(f'promote --undo --study {study}')}`, or leave MLflow as it is by --leave-mlflow."
+            f"`{command(f'promote --undo --study {study}')}`, or leave MLflow as it is by {option('leave_mlflow')}."
         )

@@ -8,20 +8,36 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import and_, bindparam, exists, func, select, tuple_
-from sqlalchemy.engine import Connection, RowMapping
+from sqlalchemy import and_, bindparam, exists, func, select
+from sqlalchemy.engine import Connection
 
+from hpo.door import option
 from hpo.errors import StudyError
-from hpo.ledger import alert_queries, damage, tags
-from hpo.ledger.alert_queries import Trouble
+from hpo.ledger import removed as removed_trials
+from hpo.ledger import tags
+from hpo.ledger.answer import Best, bests, scored
+from hpo.ledger.database import damage
+from hpo.ledger.database.tables import asks, attempts, events, reports, studies, trials, workers
+from hpo.ledger.judged import PAGE as PAGE
+from hpo.ledger.judged import Judged as Judged
+from hpo.ledger.judged import judged as judged
+from hpo.ledger.judged import of_fold_0
 from hpo.ledger.leases import holder
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process, is_dead
-from hpo.ledger.tables import asks, attempts, events, reports, studies, trials, workers
-from hpo.search.ranking import best_of, placed
+from hpo.ledger.read import every
+from hpo.ledger.removed import Removed, is_shown
+from hpo.ledger.rows import AskedTrial, StudyRow, TrialRow
+from hpo.ledger.stored_spec import StoredSpec
+from hpo.ledger.views import alerts as alert_queries
+from hpo.ledger.views.alerts import Trouble
+from hpo.search.ranking import placed
 from hpo.space.trial_state import STATES
+from hpo.text import near
 
 _TRAINED = trials.c.epoch - trials.c.from_epoch
 _NUMBERED = select(trials).where(
@@ -29,37 +45,36 @@ _NUMBERED = select(trials).where(
 )
 
 
-def study_row(connection: Connection, name: str) -> RowMapping:
-    """The study's row; StudyError naming those there are if it is not among them."""
+def study_row(connection: Connection, name: str) -> StudyRow:
+    """Returns the study's row; raises StudyError, which names the existing studies, if there is none."""
     row = find_study(connection, name)
     if row is None:
         names = study_names(connection)
-        there = f"it holds {', '.join(names)}" if names else "it holds none yet"
-        raise StudyError(
-            f"no study {name!r} in this ledger ({there}): start it with `hpo run`, or name the right --home."
-        )
+        listing = f"it holds {', '.join(names)}" if names else "it holds none yet"
+        fix = near(name, names) or f": start it with `hpo run`, or name the right {option('home')}."
+        raise StudyError(f"no study {name!r} in this ledger ({listing}){fix}")
     return row
 
 
-def find_study(connection: Connection, name: str) -> RowMapping | None:
-    """The study's row, if there is one of that name."""
+def find_study(connection: Connection, name: str) -> StudyRow | None:
+    """Returns the study's row, if there is one with that name."""
     row = connection.execute(select(studies).where(studies.c.name == name)).mappings().first()
     if row is not None and damage.spec_fault(row["spec"]):
-        raise ValueError(f"the specification of study {name!r} is damaged")  # the ledger says where, as of any value
-    return row
+        raise ValueError(f"the specification of study {name!r} is damaged")  # the ledger adds the place
+    return None if row is None else StudyRow.of(row)
 
 
-def study_by_id(connection: Connection, study_id: int) -> RowMapping:
-    """The row of a study that is there."""
-    return connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one()
+def study_by_id(connection: Connection, study_id: int) -> StudyRow:
+    """Returns the row of an existing study."""
+    return StudyRow.of(connection.execute(select(studies).where(studies.c.id == study_id)).mappings().one())
 
 
-def asked_for(connection: Connection, name: str | None = None) -> Sequence[RowMapping]:
-    """The open studies that have trials, in the order in which they began; of them the one of that name, or all."""
+def asked_for(connection: Connection, name: str | None = None) -> Sequence[StudyRow]:
+    """Returns the open studies that have trials, oldest first: the one with that name, or all."""
     query = select(studies).where(studies.c.state == "open", exists().where(trials.c.study_id == studies.c.id))
     if name is not None:
         query = query.where(studies.c.name == name)
-    return connection.execute(query.order_by(studies.c.id)).mappings().all()
+    return [StudyRow.of(row) for row in connection.execute(query.order_by(studies.c.id)).mappings()]
 
 
 def study_names(connection: Connection) -> list[str]:
@@ -67,28 +82,24 @@ def study_names(connection: Connection) -> list[str]:
 
 
 def derived(connection: Connection) -> dict[str, str]:
-    """Name -> the study whose configurations it trains again, of the studies that `confirm` and `ablate` have made."""
-    of = studies.c.spec["listed_of"].as_string()
-    rows = connection.execute(select(studies.c.name, of).where(of.is_not(None), of != "").order_by(studies.c.id))
+    """Returns derived study -> source study, by name.
+
+    A study derived from a deleted study does not belong to a later study of the same name.
+    """
+    of, source = studies.c.spec["listed_of"].as_string(), studies.alias("source")
+    query = select(studies.c.name, of).outerjoin(source, source.c.name == of)
+    of_that_one = (source.c.id.is_(None)) | (source.c.id < studies.c.id)
+    rows = connection.execute(query.where(of.is_not(None), of != "", of_that_one).order_by(studies.c.id))
     return dict(map(tuple, rows))
 
 
 @dataclass(frozen=True)
-class Best:
-    """A complete trial that none is better than: `value` by the first objective, `values` by metric."""
-
-    number: int
-    value: float
-    values: dict[str, float]
-    params: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Status:
-    """What `hpo status` shows. `state` is running, interrupted, complete or stopped; no bound is None.
+    """The content of `hpo status`. `state` is running, interrupted, complete or stopped; a missing bound is None.
 
     `best` is None with several objectives, `front` empty with one. `replaced` counts the trials that ended because
-    another went on in their place: both are one of those requested. `imported` says which study of another tool it is.
+    another one continued them: both count as one requested trial. `removed` trials are counted and not shown;
+    `removed_cost` has their states and cost. `imported` identifies the study of another tool.
     """
 
     study: str
@@ -103,166 +114,159 @@ class Status:
     epochs_trained: int
     attempts: int
     replaced: int = 0
+    removed: int = 0
+    removed_cost: Removed = field(default_factory=Removed)
     imported: str | None = None
-    alerts: dict[str, Trouble] = field(default_factory=dict[str, Trouble])  # that a target has not taken
+    alerts: dict[str, Trouble] = field(default_factory=dict[str, Trouble])  # alerts that a target has not accepted
     tags: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def replaces(spec: Mapping[str, Any]) -> bool:
-    """Whether a trial with a parent goes on in the place of another: so do Ray Tune's, whose strategy here is none.
-    Those of a population of ours are each asked for."""
-    return spec["strategy"]["name"] == "none"
+def replaces(spec: StoredSpec) -> bool:
+    """Returns whether a trial with a parent replaces another, as under Ray Tune, where the strategy is none.
+
+    In a population of this platform each trial is asked for.
+    """
+    return spec.strategy["name"] == "none"
 
 
 def status(connection: Connection, name: str) -> Status:
-    """Totals over all resumptions; a few aggregate queries whatever the number of trials."""
+    """Returns totals over all resumptions, by a few aggregate queries for any number of trials."""
     study = study_row(connection, name)
-    mine = trials.c.study_id == study["id"]
-    counted = connection.execute(select(trials.c.state, func.count()).where(mine).group_by(trials.c.state))
-    found, several = bests(connection, study), len(study["spec"]["objectives"]) > 1
+    of_study = trials.c.study_id == study.id
+    counted = connection.execute(select(trials.c.state, func.count()).where(of_study).group_by(trials.c.state))
+    best_trials, several = bests(connection, study), len(study.spec.objectives) > 1
     counts: dict[str, int] = dict.fromkeys(STATES, 0)
     for state, count in counted:
         counts[state] = count
+    removed = removed_trials.cost(connection, study.id)
     return Status(
         study=name,
         state=study_state(connection, study),
-        requested=study["requested"] or None,
-        max_epochs=study["max_epochs"],
-        max_seconds=study["max_seconds"],
-        seconds_used=study["seconds_used"],
+        requested=study.requested or None,
+        max_epochs=study.max_epochs,
+        max_seconds=study.max_seconds,
+        seconds_used=study.seconds_used,
         trials=counts,
-        best=found[0] if found and not several else None,
-        front=found if several else [],
-        epochs_trained=connection.execute(select(func.coalesce(func.sum(_TRAINED), 0)).where(mine)).scalar_one(),
-        attempts=connection.execute(select(func.count()).select_from(attempts).join(trials).where(mine)).scalar_one(),
-        replaced=connection.execute(select(func.count(trials.c.parent)).where(mine)).scalar_one()
-        if replaces(study["spec"])
+        best=best_trials[0] if best_trials and not several else None,
+        front=best_trials if several else [],
+        epochs_trained=connection.execute(select(func.coalesce(func.sum(_TRAINED), 0)).where(of_study)).scalar_one(),
+        attempts=connection.execute(
+            select(func.count()).select_from(attempts).join(trials).where(of_study)
+        ).scalar_one(),
+        replaced=connection.execute(select(func.count(trials.c.parent)).where(of_study)).scalar_one()
+        if replaces(study.spec)
         else 0,
-        imported=_origin(study["spec"]),
-        alerts=alert_queries.troubles(connection, study["id"]),
-        tags=tags.given(connection, study["id"]).get(tags.STUDY, {}),
+        removed=removed.count,
+        removed_cost=removed,
+        imported=_origin(study.spec.imported),
+        alerts=alert_queries.troubles(connection, study.id),
+        tags=tags.given(connection, study.id).get(tags.STUDY, {}),
     )
 
 
-def _origin(spec: Mapping[str, Any]) -> str | None:
-    origin = spec.get("imported")
-    return origin and f"{origin['tool']} {origin['label']!r} of {origin['source']}"
+def _origin(origin: Mapping[str, object] | None) -> str | None:
+    return f"{origin['tool']} {origin['label']!r} of {origin['source']}" if origin else None
 
 
-def study_state(connection: Connection, study: RowMapping) -> str:
-    """An open study is running while a driver that is not known to be dead holds its lease, else interrupted."""
-    if study["state"] != "open":
-        return study["state"]
-    lease = holder(connection, f"driver:{study['id']}")
-    if lease is None or is_dead(lease["host"], lease["pid"], lease["pid_started"]):
+def study_state(connection: Connection, study: StudyRow) -> str:
+    """Returns the state of a study.
+
+    An open one is running while its lease's driver is not known to be dead, else interrupted.
+    """
+    if study.state != "open":
+        return study.state
+    lease = holder(connection, f"driver:{study.id}")
+    if lease is None or is_dead(lease.host, lease.pid, lease.pid_started):
         return "interrupted"
     return "running"
 
 
 def newest_event(connection: Connection, study_id: int, kind: str) -> dict[str, Any] | None:
-    """The fields of the study's last event of this kind that is of no trial, if there is one."""
-    mine = (events.c.study_id == study_id) & events.c.trial_id.is_(None) & (events.c.kind == kind)
-    return connection.execute(select(events.c.fields).where(mine).order_by(events.c.id.desc()).limit(1)).scalar()
+    """Returns the fields of the study's last event of this kind outside of its trials, if there is one."""
+    of_study = (events.c.study_id == study_id) & events.c.trial_id.is_(None) & (events.c.kind == kind)
+    return connection.execute(select(events.c.fields).where(of_study).order_by(events.c.id.desc()).limit(1)).scalar()
 
 
-def held(connection: Connection, process: Process) -> RowMapping | None:
-    """The trial that a worker took last: its `number`, and the `outcome` of that attempt."""
-    mine = (workers.c.host == process.host) & (workers.c.pid == process.pid)
+def held(connection: Connection, process: Process) -> tuple[int, str | None] | None:
+    """Returns the number of the trial that a worker took last, and the outcome of that attempt."""
+    of_process = (workers.c.host == process.host) & (workers.c.pid == process.pid)
     query = (
         select(trials.c.number, attempts.c.outcome)
         .join(attempts, attempts.c.trial_id == trials.c.id)
         .join(workers, workers.c.id == attempts.c.worker_id)
-        .where(mine, workers.c.pid_started == process.started)
+        .where(of_process, workers.c.pid_started == process.started)
         .order_by(attempts.c.started_at.desc())
         .limit(1)
     )
-    return connection.execute(query).mappings().first()
+    row = connection.execute(query).first()
+    return None if row is None else (row.number, row.outcome)
 
 
-def is_reported(connection: Connection, study_id: int, key: str) -> bool:
-    """Whether a trial of the study has ever reported a metric."""
-    mine = (trials.c.study_id == study_id) & (reports.c.key == key)
-    query = select(reports.c.step).join(trials, trials.c.id == reports.c.trial_id).where(mine).limit(1)
-    return connection.execute(query).first() is not None
+def ranked(connection: Connection, study: StudyRow) -> list[int]:
+    """Returns the numbers of the complete trials, best first; ties go to the lower number.
+
+    With several objectives they are ordered by front, and within one by the first objective.
+    """
+    rank_of = ranks(connection, study)
+    return sorted(rank_of, key=lambda number: rank_of[number])
 
 
-def bests(connection: Connection, study: RowMapping) -> list[Best]:
-    """The best complete trial, the lowest number among equals; with several objectives the Pareto front, best first
-    by the first objective."""
-    objectives, found = study["spec"]["objectives"], _scored(connection, study)
-    numbers = best_of(objectives, found)
-    where = (trials.c.study_id == study["id"]) & trials.c.number.in_(numbers)
-    asked = connection.execute(
-        select(trials.c.number, asks.c.params).join(asks, asks.c.trial_id == trials.c.id).where(where)
-    )
-    params, metrics = dict(map(tuple, asked)), [one["metric"] for one in objectives]
-    return [Best(n, found[n][0], dict(zip(metrics, found[n], strict=True)), params[n]) for n in numbers]
+def ranks(connection: Connection, study: StudyRow) -> dict[int, tuple[int, int]]:
+    """Returns number -> (front, rank), both from 0, of each complete trial that has all values."""
+    return placed(study.spec.objectives, scored(connection, study))
 
 
-def ranked(connection: Connection, study: RowMapping) -> list[int]:
-    """The numbers of the complete trials, best first: by front where there are several objectives, within one by the
-    first objective, the lowest number among equals."""
-    found = places(connection, study)
-    return sorted(found, key=lambda number: found[number])
+def trial_rows(
+    connection: Connection, study_id: int, numbers: Sequence[int] = (), *, removed: bool = False
+) -> list[AskedTrial]:
+    """Returns every trial, or those with the given numbers, in number order; removed ones on request.
 
-
-def places(connection: Connection, study: RowMapping) -> dict[int, tuple[int, int]]:
-    """Number -> the front and the place, both from 0, of each complete trial that has all values."""
-    return placed(study["spec"]["objectives"], _scored(connection, study))
-
-
-def _scored(connection: Connection, study: RowMapping) -> dict[int, Sequence[float]]:
-    """Number -> the values of each complete trial that has one for every objective."""
-    mine = (trials.c.study_id == study["id"]) & (trials.c.state == "complete")
-    rows = connection.execute(select(trials.c.number, trials.c["values"]).where(mine).order_by(trials.c.number))
-    return {number: values for number, values in rows if values and None not in values}
-
-
-def trial_rows(connection: Connection, study_id: int, numbers: Sequence[int] = ()) -> list[dict[str, Any]]:
-    """Every trial, or those of the numbers given, in number order: the columns of `trials`, and `params` and
-    `config_hash` of its ask."""
+    They have the columns of `trials`, and `params` and `config_hash` of the ask.
+    """
     query = (
         select(trials, asks.c.params, asks.c.config_hash)
         .join(asks, asks.c.trial_id == trials.c.id)
         .where(trials.c.study_id == study_id)
         .order_by(trials.c.number)
     )
+    query = query if removed else query.where(is_shown)
     rows = connection.execute(query.where(trials.c.number.in_(numbers)) if numbers else query)
-    return [dict(row) for row in rows.mappings()]
+    return every(AskedTrial, rows)
 
 
-def numbered(connection: Connection, study_id: int, numbers: Sequence[int]) -> Sequence[RowMapping]:
-    """The rows of the trials of these numbers, which one statement must be able to take."""
+def numbered(connection: Connection, study_id: int, numbers: Sequence[int]) -> Sequence[TrialRow]:
+    """Returns the rows of the trials with these numbers, which must fit into one statement."""
     where = {"study": study_id, "numbers": list(numbers)}
-    return connection.execute(_NUMBERED, where).mappings().all() if numbers else []
+    return every(TrialRow, connection.execute(_NUMBERED, where)) if numbers else []
 
 
-def changed(rows: Sequence[Mapping[str, Any]]) -> set[int]:
-    """Of `trial_rows` the numbers of those that descend from a trial with other parameters: their own are the last
-    they were trained with, and not the only ones."""
-    of, found = {row["number"]: row for row in rows}, set[int]()
+def changed(rows: Sequence[AskedTrial]) -> set[int]:
+    """Returns the numbers of trials in `trial_rows` that descend from a trial with other parameters.
+
+    Their own parameters are only the last ones they were trained with.
+    """
+    row_of, numbers = {row.number: row for row in rows}, set[int]()
     for row in rows:
         before = row
-        while before["parent"] is not None and before["params"] == row["params"]:
-            before = of[before["parent"]]
-        found |= {row["number"]} if before["params"] != row["params"] else set()
-    return found
+        while before.parent in row_of and before.params == row.params:  # a removed one is missing
+            before = row_of[before.parent]
+        numbers |= {row.number} if before.params != row.params else set()
+    return numbers
 
 
 def configs(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Trial id -> the whole configuration it was asked for with."""
-    found: dict[int, dict[str, Any]] = {}
+    """Returns trial id -> the whole configuration of its ask."""
+    config_of: dict[int, dict[str, Any]] = {}
     for start in range(0, len(trial_ids), PAGE):
-        some = asks.c.trial_id.in_(trial_ids[start : start + PAGE])
-        rows = connection.execute(select(asks.c.trial_id, asks.c.config).where(some))
-        found |= {row.trial_id: row.config for row in rows}
-    return found
+        in_page = asks.c.trial_id.in_(trial_ids[start : start + PAGE])
+        rows = connection.execute(select(asks.c.trial_id, asks.c.config).where(in_page))
+        config_of |= {row.trial_id: row.config for row in rows}
+    return config_of
 
 
-_of_fold_0 = reports.c.trial_id.in_(bindparam("trials", expanding=True)) & (reports.c.fold == 0)
 _newest = (
     select(reports.c.trial_id, reports.c.key, func.max(reports.c.step).label("step"))
-    .where(_of_fold_0)
+    .where(of_fold_0)
     .group_by(reports.c.trial_id, reports.c.key)
     .subquery()
 )
@@ -270,64 +274,15 @@ _LAST = select(reports.c.trial_id, reports.c.key, reports.c.value).join(
     _newest,
     and_(*(reports.c[name] == _newest.c[name] for name in ("trial_id", "key", "step")), reports.c.fold == 0),
 )
-PAGE = 500  # trials read at once: SQLite takes 32766 parameters
 
 
 def last_values(connection: Connection, trial_ids: Sequence[int]) -> dict[int, dict[str, float]]:
-    """Trial id -> key -> its value at the highest step (fold 0)."""
-    found: dict[int, dict[str, float]] = {}
+    """Returns trial id -> key -> its value at the highest step (fold 0)."""
+    values_of: dict[int, dict[str, float]] = {}
     for start in range(0, len(trial_ids), PAGE):
         for trial_id, key, value in connection.execute(_LAST, {"trials": list(trial_ids[start : start + PAGE])}):
-            found.setdefault(trial_id, {})[key] = math.nan if value is None else value
-    return found
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Where a trial was judged: the step, the epoch that it closes, and all that was reported there (fold 0)."""
-
-    step: int
-    epoch: int
-    metrics: dict[str, float]
-
-
-_OBJECTIVES = (
-    select(reports.c.trial_id, reports.c.step, reports.c.epoch, reports.c.key, reports.c.value)
-    .where(_of_fold_0, reports.c.epoch.is_not(None), reports.c.key.in_(bindparam("metrics", expanding=True)))
-    .order_by(reports.c.trial_id, reports.c.step)
-)
-_AT = select(reports.c.trial_id, reports.c.key, reports.c.value).where(
-    reports.c.trial_id.in_(bindparam("trials", expanding=True)),  # SQLite finds no index for pairs alone
-    tuple_(reports.c.trial_id, reports.c.step).in_(bindparam("places", expanding=True)),
-    reports.c.fold == 0,
-)
-
-
-def judged(connection: Connection, study: RowMapping, rows: Sequence[Mapping[Any, Any]]) -> dict[int, Judged]:
-    """Trial id -> where it was judged, for the rows of trials that have values.
-
-    That is the step whose objectives are these values: the last one, or by `select="best"` the first, as they were
-    chosen (`Curves.judge`).
-    """
-    objectives = study["spec"]["objectives"]
-    metrics, first = [one["metric"] for one in objectives], objectives[0]["select"] == "best"
-    values = {row["id"]: list(row["values"]) for row in rows if row["values"]}
-    found: dict[int, Judged] = {}
-    for start in range(0, len(values), PAGE):
-        points: dict[tuple[int, int, int], dict[str, float]] = {}
-        where = {"trials": list(values)[start : start + PAGE], "metrics": metrics}
-        for trial_id, step, epoch, key, value in connection.execute(_OBJECTIVES, where):
-            points.setdefault((trial_id, step, epoch), {})[key] = value
-        at: dict[int, Judged] = {}
-        for (trial_id, step, epoch), point in points.items():
-            if [point.get(metric) for metric in metrics] == values[trial_id] and not (first and trial_id in at):
-                at[trial_id] = Judged(step, epoch, {})
-        places = [(trial_id, one.step) for trial_id, one in at.items()]
-        looked_up = {"trials": list(at), "places": places}
-        for trial_id, key, value in connection.execute(_AT, looked_up) if at else ():
-            at[trial_id].metrics[key] = math.nan if value is None else value
-        found |= at
-    return found
+            values_of.setdefault(trial_id, {})[key] = math.nan if value is None else value
+    return values_of
 
 
 def curves(
@@ -337,9 +292,10 @@ def curves(
     numbers: Sequence[int] = (),
     after: int = -1,
 ) -> Iterator[tuple[int, str, int, int | None, float]]:
-    """(number, key, step, epoch, value) of fold 0, by number, step and key; of the keys and numbers given, or all.
+    """Yields (number, key, step, epoch, value) of fold 0, by number, step and key; for the given keys and numbers, or
+    all.
 
-    Only of steps above `after`.
+    Only steps above `after` count, and removed trials only if they are named.
     """
     query = (
         select(trials.c.number, reports.c.key, reports.c.step, reports.c.epoch, reports.c.value)
@@ -347,6 +303,7 @@ def curves(
         .where(trials.c.study_id == study_id, reports.c.fold == 0)
         .order_by(trials.c.number, reports.c.step, reports.c.key)
     )
+    query = query if numbers else query.where(is_shown)
     if keys:
         query = query.where(reports.c.key.in_(keys))
     if after >= 0:
@@ -358,39 +315,56 @@ def curves(
 
 
 def declared(patterns: Sequence[str], key: str) -> bool:
-    """Whether a metric enters the digest: it matches a declared name or pattern and is not of the machine's."""
+    """Returns whether a metric enters the digest: it is declared, by name or pattern, and does not depend on the
+    machine."""
     return not machine_dependent(key) and any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def digest(connection: Connection, study: RowMapping) -> str:
-    """sha256 over the trials in number order: parameters, state, every value of the declared metrics as hex floats, and
-    whose checkpoint a trial began from.
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_VALUES = (
+    select(reports.c.trial_id, reports.c.key, reports.c.step, reports.c.fold, reports.c.value)
+    .where(reports.c.trial_id.in_(bindparam("trials", expanding=True)))
+    .order_by(reports.c.trial_id)
+)
 
-    Equal digests mean the same study to the last bit, however often it was interrupted and wherever it ran.
+
+def digest(connection: Connection, study: StudyRow) -> str:
+    """Returns the sha256 of the trials in number order.
+
+    It covers parameters, state, every value of the declared metrics as hex floats, and the trial from whose checkpoint
+    each began. Equal digests mean that studies are equal to the last bit, however often they were interrupted and
+    wherever they ran.
     """
-    spec = study["spec"]
-    judged = (one["metric"] for one in (*spec["objectives"], *spec.get("constraints", ())))
-    patterns = [*spec["metrics"], *judged]
-    hasher = hashlib.sha256()
-    rows = connection.execute(
-        select(trials.c.number, reports.c.key, reports.c.step, reports.c.fold, reports.c.value)
-        .join(trials, trials.c.id == reports.c.trial_id)
-        .where(trials.c.study_id == study["id"])
-        .order_by(trials.c.number, reports.c.step, reports.c.fold, reports.c.key)
-    )
-    values: dict[int, list[list[Any]]] = {}
-    for number, key, step, fold, value in rows:
-        if declared(patterns, key):
-            values.setdefault(number, []).append([key, step, fold, math.nan.hex() if value is None else value.hex()])
-    for trial in trial_rows(connection, study["id"]):
-        params = {path: value.hex() if isinstance(value, float) else value for path, value in trial["params"].items()}
-        # Python's order, not the database's collation, which differs between SQLite and PostgreSQL.
-        line = [
-            trial["number"],
-            params,
-            trial["state"],
-            sorted(values.get(trial["number"], []), key=lambda v: (v[1], v[2], v[0])),
-        ]
-        line += [] if trial["start"] is None else [trial["parent"], trial["generation"]]
-        hasher.update(json.dumps(line, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    spec = study.spec
+    judged = (goal["metric"] for goal in (*spec.objectives, *spec.constraints))
+    patterns = [*spec.metrics, *judged]
+    hasher, rows = hashlib.sha256(), trial_rows(connection, study.id, removed=True)
+    for start in range(0, len(rows), PAGE):
+        page = rows[start : start + PAGE]
+        values = _declared_values(connection, [trial.id for trial in page], patterns)
+        for trial in page:
+            params = {path: value.hex() if isinstance(value, float) else value for path, value in trial.params.items()}
+            line = [_json(trial.number), _json(params), _json(trial.state), values.get(trial.id, "[]")]
+            line += [] if trial.start is None else [_json(trial.parent), _json(trial.generation)]
+            hasher.update(f"[{','.join(line)}]\n".encode())
     return hasher.hexdigest()
+
+
+def _declared_values(connection: Connection, trial_ids: Sequence[int], patterns: Sequence[str]) -> dict[int, str]:
+    """Returns trial id -> a JSON list of [key, step, fold, value as a hex float] for each value of the digest.
+
+    It is built as text, because lists of lists cost the garbage collector more than all the rest.
+    """
+    names: dict[str, str] = {}  # as JSON; empty for one that does not enter the digest
+    values: dict[int, str] = {}
+    for trial_id, rows in groupby(connection.execute(_VALUES, {"trials": list(trial_ids)}), itemgetter(0)):
+        points: list[tuple[int, int, str, str]] = []
+        for _, key, step, fold, value in rows:
+            if key not in names:
+                names[key] = _json(key) if declared(patterns, key) else ""
+            if name := names[key]:
+                exact = (math.nan if value is None else value).hex()
+                points.append((step, fold, key, f'[{name},{step},{fold},"{exact}"]'))
+        points.sort()  # Python's order, not the database's collation, which differs between SQLite and PostgreSQL
+        values[trial_id] = f"[{','.join(text for *_, text in points)}]"
+    return values

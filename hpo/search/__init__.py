@@ -1,1 +1,1 @@
-"""Which configuration comes next and which trials stop: samplers, stopping strategies, promotion and populations."""
+"""Decides which configuration is tried next and which trials stop: samplers, stopping, promotion and populations."""

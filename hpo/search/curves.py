@@ -1,4 +1,4 @@
-"""A curve, as strategies and the ledger have it: (epoch, loss), ascending; of several objectives a loss is a tuple."""
+"""Reads curves, which are ascending (epoch, loss) pairs; with several objectives a loss is a tuple."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Any
 from hpo.search.pareto import Ranking
 
 Curve = Sequence[tuple[int, Any]]
-Group = Callable[[int], bool]  # whether a trial is of it; equal ones have equal members
+Group = Callable[[int], bool]  # whether a trial belongs to it; equal groups have equal members
 _epoch = itemgetter(0)
-_KEPT = 128  # rankings; rungs are few, also those of many brackets, and who asks at every epoch asks for the newest
+_KEPT = 128  # rankings; even many brackets have few rungs, and strategies that decide at every epoch use the newest
 
 
 def first_loss(curve: Curve, epoch: int, beyond: float) -> Any:
-    """The first loss within [epoch, beyond), None where there is none."""
-    place = bisect_left(curve, epoch, key=_epoch)
-    return curve[place][1] if place < len(curve) and curve[place][0] < beyond else None
+    """Returns the first loss within [epoch, beyond), or None."""
+    first = bisect_left(curve, epoch, key=_epoch)
+    return curve[first][1] if first < len(curve) and curve[first][0] < beyond else None
 
 
 def first_losses(curves: Mapping[int, Curve], epoch: int, beyond: float, group: Group | None = None) -> dict[int, Any]:
-    """Number -> the first loss within [epoch, beyond), of the curves (of a group) that have one."""
-    found = {number: loss for number, curve in curves.items() if (loss := first_loss(curve, epoch, beyond)) is not None}
-    return found if group is None else {number: loss for number, loss in found.items() if group(number)}
+    """Returns number -> first loss within [epoch, beyond) for the curves (of a group) that have a loss there."""
+    losses = {n: loss for n, curve in curves.items() if (loss := first_loss(curve, epoch, beyond)) is not None}
+    return losses if group is None else {n: loss for n, loss in losses.items() if group(n)}
 
 
 class Rankings:
-    """The rankings of `curves` that were asked for, kept as the curves grow; of many those asked for last."""
+    """The most recently used rankings of `curves`, updated as the curves grow."""
 
     def __init__(self, curves: Mapping[int, Curve]) -> None:
         self._curves = curves
         self._kept: dict[tuple[int, float, Group | None], Ranking] = {}
 
     def put(self, number: int) -> None:
-        """The curve of a trial has changed."""
+        """Updates the rankings after a trial's curve has changed."""
         for (epoch, beyond, group), ranking in self._kept.items():
             if group is None or group(number):
                 ranking.put(number, first_loss(self._curves[number], epoch, beyond))
 
     def of(self, epoch: int, beyond: float, group: Group | None = None) -> Ranking:
-        """Of the first losses within [epoch, beyond), of all trials or of a group."""
+        """Returns the ranking of the first losses within [epoch, beyond), of all trials or of a group."""
         key = (epoch, beyond, group)
-        found = self._kept.pop(key, None) or Ranking(first_losses(self._curves, *key))
+        ranking = self._kept.pop(key, None) or Ranking(first_losses(self._curves, *key))
         while len(self._kept) >= _KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[key] = found  # the last
-        return found
+        self._kept[key] = ranking  # most recently used
+        return ranking

@@ -1,6 +1,6 @@
-"""Sorts losses of several objectives: non-dominated fronts, and the points of a front that spread widest.
+"""Sorts losses of several objectives into non-dominated fronts, and the points of a front by their spread.
 
-Losses are lower-is-better and of one length. `a` dominates `b` where it is nowhere above and somewhere below it.
+Lower losses are better, and all have the same length. `a` dominates `b` if it is nowhere larger and somewhere smaller.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Losses = tuple[float, ...]
 
 
 class _ConstrainedLoss:
-    """A loss, one or several, of what breaks its constraints: in order behind every loss that breaks none, and behind
-    those that break theirs by less in all; otherwise the number or the tuple that it is.
+    """The loss, a number or a tuple, of a trial that breaks constraints.
 
-    So the order of losses is constrained domination (Deb et al. 2002, "A Fast and Elitist Multiobjective Genetic
-    Algorithm: NSGA-II", section VI).
+    It ranks behind every loss that breaks none and behind losses whose total violation is smaller. Apart from its order
+    it behaves as the number or the tuple. So losses are ordered by constrained domination (Deb et al. 2002, "A Fast and
+    Elitist Multiobjective Genetic Algorithm: NSGA-II", section VI).
     """
 
     violation: float
@@ -29,7 +29,7 @@ class _ConstrainedLoss:
     def __eq__(self, other: object) -> bool:
         return _placed(self) == _placed(other)
 
-    def __ne__(self, other: object) -> bool:  # numbers and tuples have one of their own, as of the others
+    def __ne__(self, other: object) -> bool:  # overrides that of numbers and tuples, like the methods below
         return _placed(self) != _placed(other)
 
     def __lt__(self, other: Any) -> bool:
@@ -59,12 +59,17 @@ def _placed(loss: object) -> tuple[float, Any]:
 
 
 def beyond(loss: float | Losses, violation: float) -> Any:
-    """The loss, one or several, of what is so far beyond its bounds in all; itself where that is 0."""
+    """Returns the loss with its total violation of constraints attached; the loss itself if that is 0."""
     if not violation:
         return loss
-    found = _ConstrainedTuple(loss) if isinstance(loss, tuple) else _ConstrainedScalar(loss)
-    found.violation, found.bare = violation, loss
-    return found
+    constrained = _ConstrainedTuple(loss) if isinstance(loss, tuple) else _ConstrainedScalar(loss)
+    constrained.violation, constrained.bare = violation, loss
+    return constrained
+
+
+def breaks(loss: float | Losses) -> bool:
+    """Returns whether the loss is that of a trial that breaks a constraint."""
+    return isinstance(loss, _ConstrainedLoss)
 
 
 def dominates(a: Losses, b: Losses) -> bool:
@@ -76,54 +81,55 @@ def dominates(a: Losses, b: Losses) -> bool:
 
 
 def is_nan(loss: float | Losses) -> bool:
-    """Whether a loss, one or several, has a part that is NaN."""
+    """Returns whether a loss, a number or a tuple, contains NaN."""
     return any(map(math.isnan, loss)) if isinstance(loss, tuple) else math.isnan(loss)
 
 
 def fronts(losses: Mapping[int, Losses]) -> list[list[int]]:
-    """The keys by fronts, the best first: what no other dominates, then what only the first front does, and so on.
+    """Returns the keys by front, the best front first; keys ascend within a front.
 
-    Ascending within a front. In lexicographic order nothing is dominated by what follows it, and a front that holds
-    nothing above a point has none below it that does: so its front is found by bisection (Zhang et al. 2015, "An
-    Efficient Approach to Nondominated Sorting for Evolutionary Multiobjective Optimization", ENS-BS).
+    No point dominates those of the first front, only points of the first front dominate those of the second, and so on.
+    In lexicographic order no point is dominated by a later one, and if no point of a front dominates a given point, no
+    point of a later front does. So bisection finds its front (Zhang et al. 2015, "An Efficient Approach to Nondominated
+    Sorting for Evolutionary Multiobjective Optimization", ENS-BS).
     """
-    found: list[list[int]] = []
+    members: list[list[int]] = []
     for key in sorted(losses, key=lambda key: (losses[key], key)):
-        low, high = 0, len(found)
+        low, high = 0, len(members)
         while low < high:
             middle = (low + high) // 2
-            if _above(losses, found[middle], losses[key]):
+            if _above(losses, members[middle], losses[key]):
                 low = middle + 1
             else:
                 high = middle
-        found[low:low] = [[]] if low == len(found) else []
-        found[low].append(key)
-    return [sorted(front) for front in found]
+        members[low:low] = [[]] if low == len(members) else []
+        members[low].append(key)
+    return [sorted(front) for front in members]
 
 
 def front(losses: Mapping[int, Losses]) -> list[int]:
-    """The first of the fronts alone, ascending."""
-    found: list[int] = []
+    """Returns the keys of the first front, ascending."""
+    members: list[int] = []
     for key in sorted(losses, key=lambda key: (losses[key], key)):
-        if not _above(losses, found, losses[key]):
-            found.append(key)
-    return sorted(found)
+        if not _above(losses, members, losses[key]):
+            members.append(key)
+    return sorted(members)
 
 
 def _above(losses: Mapping[int, Losses], front: Sequence[int], point: Losses) -> bool:
-    """Whether one of a front, in lexicographic order, dominates the point. With two losses its last does if any."""
+    """Returns whether a point of a front in lexicographic order dominates `point`; with two losses the last decides."""
     if len(point) <= 2:
         return bool(front) and dominates(losses[front[-1]], point)
     return any(dominates(losses[other], point) for other in reversed(front))
 
 
 def spread(losses: Mapping[int, Losses]) -> Iterator[int]:
-    """The keys of a front, from the one that is best by the first loss on each the farthest from those before it; each
-    is looked for as it is asked for.
+    """Yields the keys of a front: the best by the first loss, then each time the key farthest from all before it.
 
-    So any number of the first cover the front as an epsilon-net does (Salinas et al. 2021, "A Multi-objective
-    Perspective on Jointly Tuning Hardware and Hyperparameters"; found best for rungs by Schmucker et al. 2021,
-    "Multi-objective Asynchronous Successive Halving"). Distances are of losses scaled to the front's own range.
+    So the first keys, however many, cover the front as an epsilon-net does (Salinas et al. 2021, "A Multi-objective
+    Perspective on Jointly Tuning Hardware and Hyperparameters"; best for rungs according to Schmucker et al. 2021,
+    "Multi-objective Asynchronous Successive Halving"). Distances are between losses scaled to the front's range. Each
+    key is computed when it is requested.
     """
     columns = list(zip(*losses.values(), strict=True))
     scales = [(min(column), (max(column) - min(column)) or 1.0) for column in columns]
@@ -144,14 +150,14 @@ def spread(losses: Mapping[int, Losses]) -> Iterator[int]:
 
 
 def ahead(losses: Mapping[int, Losses], number: int) -> int:
-    """How many come before a number in the order of `ranked`, those of its own loss left out; its own has no NaN."""
+    """Returns how many numbers with another loss precede `number`, whose loss has no NaN, in the order of `ranked`."""
     sound = {key: loss for key, loss in losses.items() if not is_nan(loss)}
-    found = 0
+    preceding = 0
     for front in fronts(sound):
         if number in front:
             before = takewhile(number.__ne__, spread({key: sound[key] for key in front}))
-            return found + sum(sound[key] != sound[number] for key in before)
-        found += len(front)
+            return preceding + sum(sound[key] != sound[number] for key in before)
+        preceding += len(front)
     raise AssertionError("what has no NaN is in a front")
 
 
@@ -160,9 +166,9 @@ def _scaled(loss: float, low: float, span: float) -> float:
 
 
 def ranked(losses: Mapping[int, Any]) -> list[int]:
-    """The keys, best first; what has a NaN last.
+    """Returns the keys, best first; losses with NaN come last.
 
-    One loss: by it, of equals the lower key. Several: by fronts, each as `spread` has it.
+    A single loss is sorted by value, and ties by key. Several losses are sorted by front, and each front by `spread`.
     """
     odd = {key for key, loss in losses.items() if is_nan(loss)}
     sound = {key: loss for key, loss in losses.items() if key not in odd}
@@ -174,7 +180,7 @@ def ranked(losses: Mapping[int, Any]) -> list[int]:
 
 
 class Ranking:
-    """Losses by number in the order of `ranked`, which is kept as they come: one of n takes log n comparisons."""
+    """Losses by number in the order of `ranked`, updated incrementally: a change among n takes log n comparisons."""
 
     def __init__(self, losses: Mapping[int, Any]) -> None:
         self.losses = dict(losses)
@@ -183,7 +189,7 @@ class Ranking:
         self._order = None if several else [number for _, _, number in self._keys or ()]
 
     def put(self, number: int, loss: Any) -> None:
-        """The loss of a number, in the place of another that it had; None takes it away."""
+        """Sets the loss of a number, replacing an earlier one; None removes it."""
         before = self.losses.pop(number, None)
         if loss is not None and loss == before:
             self.losses[number] = loss
@@ -193,19 +199,19 @@ class Ranking:
         if isinstance(loss, tuple):
             self._keys = None
         if self._keys is None or self._order is None:
-            self._order = None  # with several losses each new one may change all
+            self._order = None  # with several objectives any new loss may change the whole order
             return
         if before is not None:
-            place = bisect_left(self._keys, _key(before, number))
-            del self._keys[place], self._order[place]
+            position = bisect_left(self._keys, _key(before, number))
+            del self._keys[position], self._order[position]
         if loss is not None:
-            place = bisect_left(self._keys, key := _key(loss, number))
-            self._keys.insert(place, key)
-            self._order.insert(place, number)
+            position = bisect_left(self._keys, key := _key(loss, number))
+            self._keys.insert(position, key)
+            self._order.insert(position, number)
 
     @property
     def order(self) -> list[int]:
-        """The numbers, the best first."""
+        """Returns the numbers, best first."""
         if self._order is None:
             self._order = ranked(self.losses)
         return list(self._order)

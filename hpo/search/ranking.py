@@ -10,9 +10,9 @@ from hpo.search.pareto import Losses, front, fronts
 
 
 def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tuple[bool, float, int]:
-    """By this a trial's value is placed among others, best first: the lowest number among equals, what has none last.
+    """Returns the sort key of a trial's value: best first, ties by number, trials without a value last.
 
-    `objective` is one as `to_json` gives it.
+    `objective` is an objective as `to_json` returns it.
     """
     if value is None or math.isnan(value):
         return True, 0.0, number
@@ -20,8 +20,8 @@ def rank(objective: Mapping[str, Any], number: int, value: float | None) -> tupl
 
 
 def best_of(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> list[int]:
-    """The trials that none is better than, of those with these values: one, or with several objectives the Pareto
-    front, best first by the first objective."""
+    """Returns the best of the trials with these values; with several objectives the Pareto front, best first by the
+    first objective."""
     order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
     if len(objectives) == 1:
         return order[:1]
@@ -32,14 +32,16 @@ def best_of(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequen
 def placed(
     objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]
 ) -> dict[int, tuple[int, int]]:
-    """Number -> its place, from 0: the front it is in (with one objective, 0) and where it is in all, best first."""
+    """Returns number -> (front, rank), both from 0, best first; with one objective the front is always 0."""
     order = sorted(values, key=lambda number: rank(objectives[0], number, values[number][0]))
-    of = {n: i for i, one in enumerate(fronts(losses(objectives, values))) for n in one} if len(objectives) > 1 else {}
-    order.sort(key=lambda number: of.get(number, 0))
-    return {number: (of.get(number, 0), place) for place, number in enumerate(order)}
+    front_of: dict[int, int] = {}
+    if len(objectives) > 1:
+        front_of = {number: i for i, members in enumerate(fronts(losses(objectives, values))) for number in members}
+    order.sort(key=lambda number: front_of.get(number, 0))
+    return {number: (front_of.get(number, 0), position) for position, number in enumerate(order)}
 
 
 def losses(objectives: Sequence[Mapping[str, Any]], values: Mapping[int, Sequence[float]]) -> dict[int, Losses]:
-    """Number -> what its values are as losses, lower is better."""
-    signs = [-1.0 if one["direction"] == "maximize" else 1.0 for one in objectives]
-    return {n: tuple(sign * value for sign, value in zip(signs, own, strict=True)) for n, own in values.items()}
+    """Returns number -> values as losses, of which lower are better."""
+    signs = [-1.0 if objective["direction"] == "maximize" else 1.0 for objective in objectives]
+    return {n: tuple(sign * value for sign, value in zip(signs, row, strict=True)) for n, row in values.items()}

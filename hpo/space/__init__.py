@@ -1,1 +1,1 @@
-"""The space that a study searches and optimizes: dimensions, typed configurations, objectives and trial states."""
+"""Defines the space that a study searches: dimensions, typed configurations, objectives and trial states."""

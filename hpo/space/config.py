@@ -1,27 +1,28 @@
-"""Configurations: dotted paths into pydantic models, overrides from `-o` and YAML, one canonical JSON form.
+"""Handles configurations: dotted paths into pydantic models, overrides from `-o` and YAML, one canonical JSON form.
 
-A configuration is a frozen pydantic model with `extra="forbid"` whose fields are JSON-able. A path names a
-field through its parents, `train.optim.lr`. Values come in as JSON values or as text (`Raw`, from `-o`) that is
-read by the type of the field it is meant for. Everything a user can get wrong raises `SpaceError` in one sentence.
+A configuration is a frozen pydantic model with `extra="forbid"` whose fields are JSON-able. A path names a field
+through its parents, `train.optim.lr`. Values come in as JSON values or as text (`Raw`, from `-o`) that is read by the
+type of its field. Every mistake of a user raises `SpaceError` in one sentence.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_origin
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from hpo.door import option
 from hpo.errors import SpaceError, UserError
+from hpo.space.paths import children_of, field_type, models_of
 from hpo.space.strict_yaml import StrictLoader
 from hpo.space.values import plain
-from hpo.text import near, resemblance
+from hpo.text import near
 from trainer.quote import quoted
 from trainer.report import Json
 
@@ -29,19 +30,19 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class Raw(str):
-    """Text from a command line: read as YAML first where the field's type allows that, else as the text itself."""
+    """Text from a command line: read as YAML first if the field's type allows that, else as the text itself."""
 
 
 # --- Files and overrides
 
 
 def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
-    """Read one YAML mapping, strictly. Raises UserError with `file:line` where it can be blamed on one."""
+    """Returns the mapping in a YAML file, read strictly. Raises UserError, with `file:line` if a line is at fault."""
     try:
         with open(path, "rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}; name another file.") from error
     if len(data) > max_bytes:
         raise UserError(f"{path} is larger than {max_bytes} bytes; a configuration file is not that large.")
     try:
@@ -59,20 +60,23 @@ def load_yaml(path: str | Path, *, max_bytes: int = 1 << 20) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Splits `path=value`, the argument of `-o`; the value is a mapping where it stands in braces, else text.
+    """Splits `path=value`, the argument of `-o`; the value is a mapping if it stands in braces, else text.
 
-    Spaces around a value go; line ends and tabs are part of it, as of a separator.
+    Spaces around a value are dropped; line ends and tabs are part of it, as in a separator.
     """
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
-        raise SpaceError(f"-o {text!r} is not an override; write -o path=value, for example -o train.num_epochs=5.")
+        raise SpaceError(
+            f"{option('overrides')} {text!r} is not an override; write {option('overrides')} path=value, for example "
+            f"{option('overrides')} train.num_epochs=5."
+        )
     value = value.strip(" ") or value
     read = _read(value) if value.startswith("{") else value
     return path.strip(), Raw(value) if isinstance(read, str) else read
 
 
 def _read(text: str) -> Any:
-    """Returns the YAML value, or the text itself where it is not YAML or YAML would fold its lines."""
+    """Returns the YAML value, or the text itself if it is not YAML or YAML would fold its lines."""
     try:
         value = yaml.load(text, StrictLoader)
     except yaml.YAMLError:
@@ -81,7 +85,10 @@ def _read(text: str) -> Any:
 
 
 def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings to dotted paths; lists and empty mappings are leaves. A path given twice is a SpaceError."""
+    """Flattens nested mappings to dotted paths; lists and empty mappings are leaves.
+
+    Raises SpaceError for a repeated path.
+    """
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         inner = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
@@ -94,97 +101,27 @@ def flatten(mapping: Mapping[str, Json], prefix: str = "") -> dict[str, Any]:
 # --- Paths into types
 
 
-def _unwrap(annotation: Any) -> Iterator[Any]:
-    """Yields the alternatives of an annotation, without Annotated, aliases and Union around them."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        yield from _unwrap(get_args(annotation)[0])
-    elif origin in (Union, types.UnionType):
-        for member in get_args(annotation):
-            yield from _unwrap(member)
-    elif hasattr(annotation, "__value__"):  # `type X = ...`
-        yield from _unwrap(annotation.__value__)
-    else:
-        yield annotation
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    return [member for member in _unwrap(annotation) if isinstance(member, type) and issubclass(member, BaseModel)]
-
-
-def _children(annotation: Any, name: str) -> list[Any]:
-    """Returns the annotations that field `name` has in the alternatives of `annotation`."""
-    children: list[Any] = []
-    for member in _unwrap(annotation):
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            if name in member.model_fields:
-                field = member.model_fields[name]
-                children.append(Annotated[field.annotation, field])
-        elif get_origin(member) in (dict, Mapping) or member is dict:
-            children.append((get_args(member) or (str, Any))[1])
-        elif member is Any:
-            children.append(Any)
-    return children
-
-
-def _leaves(annotation: Any, like: str, prefix: str = "") -> Iterator[str]:
-    """Yields the paths below `prefix`; a dict has the entry that `like` has there: `phases.2` for `phase.2.lr`."""
-    depth, parts = prefix.count("."), like.split(".")
-    for member in _unwrap(annotation):
-        fields: dict[str, Any] = {}
-        if isinstance(member, type) and issubclass(member, BaseModel):
-            fields = {name: field.annotation for name, field in member.model_fields.items()}
-        elif get_origin(member) in (dict, Mapping) and resemblance(".".join(parts[:depth]), prefix[:-1]) >= 0.8:
-            fields = {name: get_args(member)[1] for name in parts[depth : depth + 1] if name}
-        for name, inner in fields.items():
-            yield prefix + name
-            if depth < 8:
-                yield from _leaves(inner, like, f"{prefix}{name}.")
-
-
-@lru_cache(maxsize=4096)
-def field_type(config_type: type[BaseModel], path: str) -> Any:
-    """The annotation at `path`, its constraints included; a Union where alternatives differ. Raises SpaceError."""
-    annotation: Any = config_type
-    parts = path.split(".")
-    for depth, name in enumerate(parts):
-        children = _children(annotation, name)
-        if not children:
-            where = ".".join(parts[:depth]) or config_type.__name__
-            what = f"{where} has no field {name!r}" if _models(annotation) else f"{where} has no fields"
-            lacks_train = parts[: depth + 1] == ["train"]
-            fix = "; give it train: TrainConfig = TrainConfig() (trainer.config)." if lacks_train else "."
-            raise SpaceError(f"unknown path {path!r}: {what}{near(path, _leaves(config_type, path)) or fix}")
-        annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
-    return annotation
-
-
-def check_path(config_type: type[BaseModel], path: str) -> None:
-    """Raises SpaceError, which names similar paths, unless `path` leads to a field of `config_type`."""
-    field_type(config_type, path)
-
-
 @lru_cache(maxsize=4096)
 def _adapter(config_type: type[BaseModel], path: str) -> TypeAdapter[Any]:
     return TypeAdapter(field_type(config_type, path))
 
 
 def misfit(config_type: type[BaseModel], path: str, value: Any) -> str | None:
-    """Returns the reason why the field's type and constraints refuse `value`, or None where they accept it."""
+    """Returns the reason why the field's type and constraints refuse `value`, or None if they accept it."""
     try:
         read = _adapter(config_type, path).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
         return _reasons(error.errors(include_url=False))
     except (TypeError, ValueError):
         return "input should be a JSON value, its numbers finite"
-    # To pyright no float equals an int.
+    # Pyright considers no float equal to an int.
     if isinstance(value, int) and isinstance(read, float) and read != value:  # pyright: ignore[reportUnnecessaryComparison]
         return f"no float is exactly that, the nearest is {read!r}"
     return None
 
 
 def resolve(config_type: type[BaseModel], path: str, value: Any) -> Any:
-    """The JSON value meant by an override: text is read by the field's type. Raises SpaceError where none fits."""
+    """Returns the JSON value of an override: text is read by the field's type. Raises SpaceError if none fits."""
     candidates = [value]
     if isinstance(value, str):
         candidates = [_read(value), str(value)] if isinstance(value, Raw) else [str(value), _read(value)]
@@ -214,8 +151,8 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
     def path_of(location: tuple[int | str, ...]) -> str:
         path: list[str] = []
         annotation: Any = config_type
-        for part in map(str, location):  # the tags of unions stand in a location too, and name no field
-            if children := _children(annotation, part):
+        for part in map(str, location):  # a location also holds the tags of unions, which name no field
+            if children := children_of(annotation, part):
                 annotation = children[0] if len(children) == 1 else Union[tuple(children)]  # noqa: UP007
                 path.append(part)
         return ".".join(path)
@@ -225,10 +162,10 @@ def _sentence(config_type: type[BaseModel], error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])
         if path.rpartition(".")[2] != name:
-            models = _models(field_type(config_type, path)) if path else [config_type]
+            models = models_of(field_type(config_type, path)) if path else [config_type]
             known = [field for model in models for field in model.model_fields]
-            there = near(name, known) or f": there are {', '.join(known)}."
-            return f"{f'{path}: ' if path else ''}there is no {name!r}{there}"
+            hint = near(name, known) or f": there are {', '.join(known)}."
+            return f"{f'{path}: ' if path else ''}there is no {name!r}{hint}"
         return f"{path or first['loc'][-1]}={first['input']!r} does not belong to the alternative that is chosen there."
     same = [entry for entry in errors if path_of(entry["loc"]) == path]
     if not path:
@@ -270,10 +207,26 @@ def _finite(value: Any) -> bool:
 
 
 def holds(whole: Json, part: Json) -> bool:
-    """Returns true where the JSON value `whole` equals `part` but for additional keys in its objects."""
+    """Returns True if the JSON value `whole` equals `part` except for additional keys in its objects."""
     if isinstance(whole, Mapping) and isinstance(part, Mapping):
         return all(key in whole and holds(whole[key], value) for key, value in part.items())
     return type(whole) is type(part) and whole == part
+
+
+def reads_as(value: Any, data: Json) -> bool:
+    """Returns True if a configuration, or a part of it, has the values of `data` in types that JSON has.
+
+    Returns False for a value of any other type, which only its JSON could compare.
+    """
+    parts: Any = vars(value) if isinstance(value, BaseModel) else value
+    if isinstance(parts, dict):
+        if not isinstance(data, Mapping) or parts.keys() != data.keys():  # pyright: ignore[reportUnknownMemberType]
+            return False
+        return all(reads_as(parts[name], part) for name, part in data.items())
+    if isinstance(value, list | tuple):
+        items: list[Any] = [*value]
+        return isinstance(data, list) and len(items) == len(data) and all(map(reads_as, items, data))
+    return type(value) is type(data) and value == data
 
 
 def config_hash(config: BaseModel) -> str:
@@ -291,9 +244,9 @@ def from_json(config_type: type[Config], data: Mapping[str, Any]) -> Config:
 
 @lru_cache(maxsize=4096)
 def _is_tag(config_type: type[BaseModel], path: str) -> bool:
-    """Returns true where the field at `path` tells the alternatives of a union of models apart."""
+    """Returns True if the field at `path` distinguishes the alternatives of a union of models."""
     parent, _, name = path.rpartition(".")
-    models = _models(field_type(config_type, parent)) if parent else []
+    models = models_of(field_type(config_type, parent)) if parent else []
     return len(models) > 1 and all(
         name in model.model_fields and get_origin(model.model_fields[name].annotation) is Literal for model in models
     )
@@ -321,10 +274,12 @@ def assign(config_type: type[BaseModel], data: dict[str, Any], values: Mapping[s
 
 
 def apply(config: Config, values: Mapping[str, Any]) -> Config:
-    """Returns a new configuration with JSON values, or text that is read by the field's type, at dotted paths.
+    """Returns the configuration with JSON values, or text that is read by the field's type, at dotted paths.
 
     Raises SpaceError naming the path, the value and what was expected.
     """
+    if not values:
+        return config
     config_type = type(config)
     resolved = {path: resolve(config_type, path, value) for path, value in values.items()}
     return from_json(config_type, assign(config_type, as_json(config), resolved))

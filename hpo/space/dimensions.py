@@ -1,16 +1,17 @@
-"""The dimensions of a search space: Float, Int, Choice, Bool."""
+"""Defines the dimensions of a search space: Float, Int, Choice, Bool."""
 
 from __future__ import annotations
 
 import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
+from hpo.errors import SpaceError
 from hpo.space.dimension import Coordinate, Dimension
 from hpo.space.values import LARGEST, among, cell, identity, is_number, log_integer, log_place, plain, same
 from trainer.quote import quoted, shortened
@@ -54,6 +55,10 @@ class Float(Dimension):
                 yield f"step={self.step} does not lead from low={self.low} to high={self.high}"
 
     @property
+    def scale(self) -> tuple[float, float, bool]:
+        return float(self.low), float(self.high), self.log
+
+    @property
     def count(self) -> float:
         return 1 if self.low == self.high else math.inf if self.step is None else int(self._steps) + 1
 
@@ -66,15 +71,15 @@ class Float(Dimension):
         return float(Decimal(repr(self.low)) + k * Decimal(repr(self.step)))
 
     def between(self, low: float, high: float) -> Float | None:
-        """The part of the range within [low, high], by the same steps; None where nothing is left."""
-        slack = 1e-12 * max(abs(self.low), abs(self.high))  # what rounding may have put beyond an end
+        """Returns the part of the range within [low, high], by the same steps; None if it is empty."""
+        slack = 1e-12 * max(abs(self.low), abs(self.high))  # rounding may put a value beyond an end
         low = max(low, float(self.low)) if not self.high < low <= self.high + slack else float(self.high)
         high = min(high, float(self.high)) if not self.low - slack <= high < self.low else float(self.low)
         if self.step is not None:
             first = math.ceil((low - self.low) / self.step - 1e-9)
             last = math.floor((high - self.low) / self.step + 1e-9)
             low, high = self._at(first), self._at(last)
-        return self._changed(self.relative, low=low, high=high, prior=None) if low <= high else None
+        return self._changed(self.relative, low=low, high=high, prior=None, like=None) if low <= high else None
 
     def from_unit(self, u: float) -> float:
         return u if self.relative else self._placed(u)
@@ -88,9 +93,9 @@ class Float(Dimension):
         return min(self.low + u * (self.high - self.low), float(self.high))
 
     def to_unit(self, coordinate: float) -> float:
-        return float(coordinate) if self.relative else self._place(coordinate)
+        return float(coordinate) if self.relative else self._unit(coordinate)
 
-    def _place(self, coordinate: float) -> float:  # the middle of what `_placed` takes to a value
+    def _unit(self, coordinate: float) -> float:  # the middle of the points that `_placed` maps to a value
         if self.step is not None:
             return (round((coordinate - self.low) / self.step) + 0.5) / (int(self._steps) + 1)
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, coordinate))
@@ -109,7 +114,7 @@ class Float(Dimension):
         value = plain(value)
         if not self.may_be(value):
             return None
-        coordinate = self._place(float(value)) if self.relative else float(value)
+        coordinate = self._unit(float(value)) if self.relative else float(value)
         decoded = self.value(coordinate)
         alike = math.isclose(decoded, value, rel_tol=1e-11) if self.relative else decoded == value
         return (coordinate if self.relative else decoded) if alike else None
@@ -120,7 +125,7 @@ class Float(Dimension):
     def grid(self, points: int, divisor: int = 1) -> Sequence[float]:
         if self.step is not None:
             values = [self._at(k) for k in range(int(self._steps) + 1)]
-            return [self._place(value) for value in values] if self.relative else values
+            return [self._unit(value) for value in values] if self.relative else values
         if self.low == self.high or points == 1:
             return [self.from_unit(0.5)]
         return [self.from_unit(k / (points - 1)) for k in range(points)]
@@ -150,6 +155,10 @@ class Int(Dimension):
     @property
     def divisor(self) -> str | None:
         return self.multiple_of
+
+    @property
+    def scale(self) -> tuple[float, float, bool]:
+        return float(self.low), float(self.high), self.log or self.powers_of_two
 
     @property
     def count(self) -> float:
@@ -204,11 +213,11 @@ class Int(Dimension):
         return range(self.low, self.high + 1, self.step)
 
     def between(self, low: float, high: float) -> Int | None:
-        """The part of the range within [low, high], by the same steps; None where nothing is left."""
+        """Returns the part of the range within [low, high], by the same steps; None if it is empty."""
         allowed = self.allowed()
         first, last = bisect_left(allowed, low - 1e-9 * abs(low)), bisect_right(allowed, high + 1e-9 * abs(high))
         part = allowed[first:last]
-        return self._changed(self.relative, low=part[0], high=part[-1], prior=None) if part else None
+        return self._changed(self.relative, low=part[0], high=part[-1], prior=None, like=None) if part else None
 
     def from_unit(self, u: float) -> Any:
         if self._in_unit:
@@ -335,8 +344,24 @@ class Choice(Dimension):
         return super().describe() | {"options": json.loads(json.dumps(list(self.options)))}
 
 
+def _taking_one_list(made: Callable[..., None]) -> Callable[..., None]:
+    """Wraps the constructor of a Choice to report options that are not given as one list."""
+
+    @wraps(made)
+    def init(self: Choice, *options: Any, **declared: Any) -> None:
+        if len(options) > 1:
+            shown = ", ".join(map(repr, options))
+            raise SpaceError(f"Choice({shown}): give the options as one list, Choice([{shown}]).")
+        made(self, *options, **declared)
+
+    return init
+
+
+Choice.__init__ = _taking_one_list(Choice.__init__)
+
+
 @dataclass(frozen=True)
 class Bool(Choice):
-    """False or true."""
+    """A choice between False and True."""
 
     options: Sequence[Any] = field(default=(False, True), init=False)

@@ -1,4 +1,4 @@
-"""Hashes of JSON values and of source trees."""
+"""Hashes JSON values and source trees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.files import durable
 
 
 def json_sha256(data: Any) -> str:
-    """Returns the sha256 of plain JSON, whatever the order of its keys."""
+    """Returns the sha256 of plain JSON, independent of the order of keys."""
     return sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

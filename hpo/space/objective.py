@@ -1,4 +1,4 @@
-"""Objectives and constraints: the metrics by which trials are judged."""
+"""Defines objectives and constraints: the metrics by which trials are judged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _is_name(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Objective:
-    """A metric to minimise or maximise; `select` takes its last value or the best one of the curve."""
+    """A metric to minimize or maximize; `select` chooses its last value or the best of the curve."""
 
     metric: str
     direction: Literal["minimize", "maximize"] = "minimize"
@@ -38,7 +38,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A metric that has to stay within bounds, both included: a trial that ends beyond them is infeasible."""
+    """A metric that must stay within bounds, both included: a trial that ends beyond them is infeasible."""
 
     metric: str
     lower: float | None = None
@@ -64,8 +64,8 @@ class Constraint:
         return asdict(self)
 
     def violation(self, value: float) -> float:
-        """Returns by how much a finite value exceeds the bounds, as a share of the bound (as it is for a bound of 0);
-        0 or less within them."""
+        """Returns the excess of a finite value over the bounds, relative to the bound unless that is 0; 0 or less
+        within them."""
         beyond = [] if self.upper is None else [(value - self.upper) / (abs(self.upper) or 1.0)]
         beyond += [] if self.lower is None else [(self.lower - value) / (abs(self.lower) or 1.0)]
         return max(beyond)
@@ -78,7 +78,7 @@ class Constraint:
 
 
 def check_judged(where: str, objectives: Sequence[Any], constraints: Sequence[Any]) -> None:
-    """Raises StudyError, which begins with `where`, unless a study can be judged by these."""
+    """Raises StudyError, which begins with `where`, unless these objectives and constraints can judge a study."""
     if not objectives or not all(isinstance(objective, Objective) for objective in objectives):
         raise StudyError(f"{where}: objectives={objectives!r} must be a list of at least one Objective.")
     if not all(isinstance(constraint, Constraint) for constraint in constraints):
@@ -95,7 +95,6 @@ def check_judged(where: str, objectives: Sequence[Any], constraints: Sequence[An
 
 
 def hold_out_of(metric: str) -> str | None:
-    """Returns the metric on held-out data beside `metric`, by which no trial is selected: `test/x` for `val/x`, or
-    None."""
+    """Returns the held-out counterpart of `metric`, by which no trial is selected: `test/x` for `val/x`, or None."""
     area, slash, rest = metric.partition("/")
     return f"test/{rest}" if slash and area == "val" else None

@@ -1,8 +1,8 @@
-"""Rules between the fields of a configuration, such as `model.low <= model.high`, as text.
+"""Parses rules between the fields of a configuration, such as `model.low <= model.high`, from text.
 
 A rule is a comparison of dotted paths and numbers by + - * / // % ** and abs, min, max, or several joined by `and`,
 `or`, `not`. A linear rule, such as an order or a bounded sum, gives the range of a field once the fields before it are
-known (`narrowed`), so that a space keeps to it by construction. Any other can only be checked afterwards (`fault`).
+known (`narrowed`), so that a space keeps to it by construction. Other rules can only be checked afterwards (`fault`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NODES = (
     *(ast.Tuple, ast.List, ast.cmpop, ast.boolop, ast.unaryop, ast.operator),
 )
 _SWEEPS = 64  # over linear rules; a chain of n fields needs n
-_GAP = 1e-6  # by how much of a step a strict bound is passed
+_GAP = 1e-6  # how far beyond a strict bound the next value lies, as a share of a step
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """The inequality: sum of coefficients[path] * value <= bound, or < where it is strict."""
+    """The inequality: sum of coefficients[path] * value <= bound, or < if it is strict."""
 
     coefficients: Mapping[str, float]
     bound: float
@@ -41,7 +41,7 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that was read: the paths that it names, in their order, and its inequalities where it is linear."""
+    """A parsed rule: the paths that it names, in their order, and its inequalities if it is linear."""
 
     text: str
     paths: tuple[str, ...]
@@ -49,11 +49,11 @@ class Rule:
     code: Any
 
     def fault(self, values: Mapping[str, Any]) -> str:
-        """Returns a clause that says how `values`, by path, break the rule; empty where they keep to it, or lack a
-        field that it names, since it then asks nothing."""
+        """Returns a clause about how `values`, by path, break the rule; empty if they satisfy it, or lack a field that
+        it names, since the rule does not apply then."""
         if not all(path in values for path in self.paths):
             return ""
-        named = {_placeholder(place): values[path] for place, path in enumerate(self.paths)}
+        named = {_placeholder(index): values[path] for index, path in enumerate(self.paths)}
         shown = ", ".join(f"{path}={values[path]!r}" for path in self.paths)
         try:
             holds = eval(self.code, {"__builtins__": {}, **_FUNCTIONS}, named)
@@ -63,7 +63,7 @@ class Rule:
 
 
 def parsed(text: object) -> Rule:
-    """Reads the rule that a text states. Raises SpaceError in one sentence where it states none."""
+    """Parses the text of a rule. Raises SpaceError in one sentence for any other text."""
     if not isinstance(text, str) or not text.strip():
         raise SpaceError(f"rule {text!r} must be a text such as 'model.low <= model.high'.")
     paths: dict[str, str] = {}
@@ -95,8 +95,8 @@ def parsed(text: object) -> Rule:
     return Rule(text, tuple(paths), tuple(linear or ()), compile(tree, f"<rule {text}>", "eval"))
 
 
-def _placeholder(place: int) -> str:
-    return f"_{place}"
+def _placeholder(index: int) -> str:
+    return f"_{index}"
 
 
 def _negated(node: ast.expr) -> bool:
@@ -107,7 +107,7 @@ def _negated(node: ast.expr) -> bool:
 
 
 def _inequalities(node: ast.expr, known: Mapping[str, str]) -> list[Inequality] | None:
-    """Returns the inequalities of a comparison, or of several joined by `and`; None where one is not linear."""
+    """Returns the inequalities of a comparison, or of several joined by `and`; None if one is not linear."""
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
         parts = [_inequalities(value, known) for value in node.values]
         return None if None in parts else [inequality for part in parts for inequality in part or ()]
@@ -171,11 +171,12 @@ def _terms(node: ast.expr, known: Mapping[str, str]) -> _Terms | None:
 def narrowed(
     path: str, rules: Sequence[Rule], dimensions: Mapping[str, Number], known: Mapping[str, Any]
 ) -> Number | None:
-    """Returns the part of the dimension at `path` that lets every other dimension that is not `known` still keep to the
-    linear rules; None where nothing is left.
+    """Returns the part of the dimension at `path` for which all dimensions not yet `known` can still satisfy the linear
+    rules; None if it is empty.
 
     It uses bounds propagation (Apt 2003, "Principles of Constraint Programming", section 6.4), which is exact for
-    orders and for a sum by itself."""
+    orders and for a sum by itself.
+    """
     free: dict[str, Number] = {other: dimension for other, dimension in dimensions.items() if other not in known}
     inequalities = [
         inequality
@@ -214,15 +215,15 @@ def _bounds(
 
 
 def _inside(dimension: Number, limit: float, towards: float) -> float:
-    """Returns the next value to `limit` on one side of it, as far as the dimension's steps tell values apart."""
+    """Returns the value next to `limit` on one side, at the resolution of the dimension's steps."""
     if dimension.step is None:
         return math.nextafter(limit, towards)
     return limit + math.copysign(_GAP * max(dimension.step, abs(limit) * 1e-2), towards)
 
 
 def members(rules: Sequence[Rule], dimensions: Mapping[str, Any]) -> dict[str, list[Rule]]:
-    """Returns, by path, the linear rules that are kept by construction and decide over the dimension there: the rules
-    that name it and those that share dimensions with these.
+    """Returns path -> linear rules that hold by construction and affect the dimension there: the rules that name it and
+    those that share dimensions with these.
 
     In such a rule each dimension is a range of numbers, not the multiple of another field, and all are active under the
     same conditions.
@@ -241,8 +242,8 @@ def members(rules: Sequence[Rule], dimensions: Mapping[str, Any]) -> dict[str, l
 
 
 def nearest(value: float, low: float, high: float, keeps: Callable[[float], bool]) -> float:
-    """Returns `value`, or a float that differs from it in the last bits and for which `keeps` is true, where rounding
-    has broken a rule; `value` itself where there is none."""
+    """Returns `value`, unless rounding has broken a rule: then a float that differs in the last bits and for which
+    `keeps` is true, if there is one."""
     for towards in (low, high):
         tried = value
         for _ in range(16):

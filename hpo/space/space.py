@@ -1,21 +1,18 @@
-"""Search spaces: dimensions of a typed configuration, conditional and dependent ones, valid by construction.
+"""Defines search spaces: dimensions of a typed configuration, conditional and dependent ones, valid by construction.
 
-A sampler sees one fixed coordinate per dimension, whether or not the dimension is active, so its space never
-changes from trial to trial. `decode` turns coordinates into parameters: it drops inactive dimensions and reads a
-dependent one (`multiple_of`, or named by a linear rule) from the unit interval among the values that are left there.
-Nothing is ever redrawn but where a rule that is not linear does not hold (hpo.search.samplers.reject).
+A sampler sees one fixed coordinate per dimension, whether or not the dimension is active, so its space never changes
+from trial to trial. `decode` turns coordinates into parameters: it drops inactive dimensions and reads a dependent one
+(`multiple_of`, or named by a linear rule) from the unit interval among the values that are left there. Points are drawn
+again only if a rule that is not linear does not hold (hpo.search.samplers.reject).
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as _field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,9 +21,10 @@ from hpo.errors import SpaceError
 from hpo.space.config import as_json, flatten
 from hpo.space.dimension import Coordinate, Dimension
 from hpo.space.dimensions import Bool, Choice, Float, Int
-from hpo.space.mistakes import raise_all
+from hpo.space.error_list import raise_all
+from hpo.space.grid import Grid
 from hpo.space.rules import Rule, members, narrowed, nearest, parsed
-from hpo.space.values import LISTED, among
+from hpo.space.values import among
 from hpo.text import near
 
 __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
@@ -34,12 +32,12 @@ __all__ = ["Bool", "Choice", "Coordinate", "Dimension", "Float", "Int", "Space"]
 
 @dataclass(frozen=True)
 class Space:
-    """Dimensions by dotted path, in any order, the values of the fields their conditions, divisors and rules name, and
-    rules between fields (hpo.space.rules). A rule that names an inactive dimension asks nothing there.
+    """Dimensions by dotted path, in any order, with the values of other fields that they refer to, and rules.
 
-    Raises SpaceError, which names every mistake, where dimensions or rules are declared wrongly or references form a
-    cycle. Whether the dimensions fit a configuration is asked with `hpo.space.fit.check`; `bound` then fixes the fields
-    that are no dimensions.
+    Conditions, divisors and rules (hpo.space.rules) may refer to other fields. A rule that names an inactive dimension
+    does not apply. Raises SpaceError, which names every mistake, if dimensions or rules are declared wrongly or
+    references form a cycle. `hpo.space.config_check.check` checks that the dimensions fit a configuration; `bound` then
+    fixes the other fields.
     """
 
     dimensions: Mapping[str, Dimension]
@@ -47,30 +45,10 @@ class Space:
     rules: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        raise_all(self._mistakes())
+        raise_all(_mistakes(self.dimensions, self.rules))
         dimensions = {path: dimension.set_relative(path in self._solved) for path, dimension in self.dimensions.items()}
         object.__setattr__(self, "dimensions", dimensions)
         _ = self.order
-
-    def _mistakes(self) -> Iterator[str]:
-        for path, dimension in dict[str, object](self.dimensions).items():
-            if not isinstance(dimension, Dimension):
-                yield f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool."
-                continue
-            faults = list(dimension.faults())
-            yield from (f"{path}: {fault}." for fault in faults)
-            if not faults and dimension.prior is not None and dimension.at(dimension.prior) is None:
-                yield f"{path}: prior={dimension.prior!r} is not among its values."
-        for path in self.dimensions:
-            parts = path.split(".")
-            for end in range(1, len(parts)):
-                if (parent := ".".join(parts[:end])) in self.dimensions:
-                    yield f"{path} is a part of {parent}, which is a dimension too; keep one of them."
-        for text in self.rules:
-            try:
-                parsed(text)
-            except SpaceError as error:
-                yield str(error)
 
     def __len__(self) -> int:
         return len(self.dimensions)
@@ -82,7 +60,7 @@ class Space:
 
     @cached_property
     def _references(self) -> dict[str, set[str]]:
-        """Returns, by path, the paths of the dimensions and fields that the dimension there depends on."""
+        """Returns path -> paths of the dimensions and fields that the dimension there depends on."""
         references = {path: dimension.named for path, dimension in self.dimensions.items()}
         for path, rules in self._solved.items():  # by its rules it depends on those before it in the order of `paths`
             solved = {other for rule in rules for other in rule.paths if other in self._solved}
@@ -95,7 +73,7 @@ class Space:
 
     @cached_property
     def _solved(self) -> dict[str, list[Rule]]:
-        """Returns, by path, the rules that are kept while the dimension there is decoded."""
+        """Returns path -> rules that are enforced while the dimension there is decoded."""
         return members(self.rules_read, self.dimensions)
 
     def references(self, path: str) -> set[str]:
@@ -104,7 +82,7 @@ class Space:
 
     @cached_property
     def has_priors(self) -> bool:
-        return any(dimension.prior is not None for dimension in self.dimensions.values())
+        return any(dimension.has_prior for dimension in self.dimensions.values())
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -118,7 +96,7 @@ class Space:
 
     @cached_property
     def coordinates(self) -> dict[str, Coordinate]:
-        """Returns, by path, the coordinates that a sampler sees, in the order of `paths`; the same for every trial."""
+        """Returns path -> coordinate that a sampler sees, in the order of `paths`; the same for every trial."""
         return {path: self.dimensions[path].coordinate for path in self.paths}
 
     # --- A part of the space
@@ -134,9 +112,22 @@ class Space:
             {path: dimension for path, dimension in self.dimensions.items() if not meets(path)}, self.fixed, self.rules
         )
 
+    def following(self, densities: Mapping[str, str]) -> Space:
+        """Returns the space whose dimensions at these paths follow the densities of these names."""
+        if not densities:
+            return self
+        drawn = {
+            path: dimension.following(densities[path])
+            for path, dimension in self.dimensions.items()
+            if path in densities
+        }
+        return Space({**self.dimensions, **drawn}, self.fixed, self.rules)
+
     def upto(self, tier: int) -> Space:
-        """Returns the space without the dimensions of a higher tier. Raises SpaceError where none is left, and for a
-        tier above the highest."""
+        """Returns the space without the dimensions of a higher tier.
+
+        Raises SpaceError if none is left, and for a tier above the highest.
+        """
         kept = {path: dimension for path, dimension in self.dimensions.items() if dimension.tier <= tier}
         if not kept and self.dimensions:
             lowest = min(dimension.tier for dimension in self.dimensions.values())
@@ -147,7 +138,7 @@ class Space:
         return Space(kept, self.fixed, self.rules)
 
     def bound(self, config: BaseModel) -> Space:
-        """Returns the space within one configuration, whose values all fields have that are not dimensions.
+        """Returns the space within one configuration, which fixes all fields that are not dimensions.
 
         It lacks the dimensions whose conditions these values rule out. A field that the configuration's chosen
         alternative lacks fulfils no condition.
@@ -180,7 +171,7 @@ class Space:
         return {path: self.dimensions[path].from_unit(float(x)) for path, x in zip(self.paths, u, strict=True)}
 
     def guided(self, u: Sequence[float]) -> dict[str, Any]:
-        """Returns the coordinates at a point of the unit cube where priors count."""
+        """Returns the coordinates at a point of the unit cube, following priors."""
         return {path: self.dimensions[path].guided(float(x)) for path, x in zip(self.paths, u, strict=True)}
 
     def encode(self, params: Mapping[str, Any], rest: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
@@ -192,7 +183,7 @@ class Space:
         coordinates, known = dict(rest), dict[str, Any]()
         for path in self.order:
             dimension = self.dimensions[path]
-            if not self._active(dimension, known, self.fixed):
+            if not self.is_active(path, known):
                 if strict and path in params:
                     raise SpaceError(f"{path} is not active there: it needs {_conditions(dimension)}.")
                 continue
@@ -203,7 +194,7 @@ class Space:
                     options = getattr(dimension, "options", ())
                     hint = near(str(params[path]), map(str, options)) or f": {dimension.span}."
                     raise SpaceError(f"{path}={params[path]!r} is not among the values that the space has there{hint}")
-            known[path] = self._value(path, coordinates[path], known, self.fixed)
+            known[path] = self.value_at(path, coordinates[path], known)
         return {path: coordinates[path] for path in self.paths}
 
     def decode(self, coordinates: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -214,22 +205,21 @@ class Space:
         fixed = self.fixed if fixed is None else fixed
         params: dict[str, Any] = {}
         for path in self.order:
-            dimension = self.dimensions[path]
-            if self._active(dimension, params, fixed):
-                params[path] = self._value(path, coordinates[path], params, fixed)
+            if self.is_active(path, params, fixed):
+                params[path] = self.value_at(path, coordinates[path], params, fixed)
         return {path: params[path] for path in self.paths if path in params}
 
     def retained(self, coordinates: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those coordinates of a trial with `params`, which may be older than this space, that fit this space.
+        """Returns the coordinates that fit this space, of a trial with `params` that may be older than the space.
 
-        A dimension has none if it is newer than the trial, no longer has the trial's value, or is active where it was
-        inactive, or the reverse. An option has its present index.
+        A dimension has none if it is newer than the trial, no longer has the trial's value, or has changed between
+        active and inactive. An option gets its present index.
         """
         known = {path: value for path, value in params.items() if path in self.dimensions}
         fitting: dict[str, Any] = {}
         for path in (path for path in self.paths if path in coordinates):
             dimension, coordinate = self.dimensions[path], coordinates[path]
-            if self._active(dimension, known, self.fixed) != (path in known):
+            if self.is_active(path, known) != (path in known):
                 continue
             if path in known:
                 before = {other: known[other] for other in self._references[path] & known.keys()}
@@ -239,34 +229,36 @@ class Space:
                 fitting[path] = coordinate
         return fitting
 
-    def _active(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> bool:
+    def is_active(self, path: str, params: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> bool:
+        """Returns True if `params` and the `fixed` values of other fields fulfil the dimension's conditions."""
+        fixed = self.fixed if fixed is None else fixed
         return all(
-            among((params if path in self.dimensions else fixed).get(path, _NOTHING), allowed)
-            for path, allowed in dimension.conditions.items()
+            among((params if other in self.dimensions else fixed).get(other, _NOTHING), allowed)
+            for other, allowed in self.dimensions[path].conditions.items()
         )
 
-    def _divisor(self, dimension: Dimension, params: Mapping[str, Any], fixed: Mapping[str, Any]) -> int:
-        path = dimension.divisor
-        return 1 if path is None else params[path] if path in params else fixed[path]
-
     def there(self, path: str, params: Mapping[str, Any]) -> tuple[Dimension, int]:
-        """Returns the dimension at `path` with the values that the rules leave for it beside `params`, and their
-        divisor, which is 1 where they need not be multiples."""
+        """Returns the dimension at `path`, limited to the values that the rules allow beside `params`, and their
+        divisor, which is 1 if they need not be multiples."""
         before = {other: params[other] for other in self._references[path] & params.keys()}
         return self._there(path, before, self.fixed)
 
     def _there(self, path: str, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Dimension, int]:
-        """Does the work of `there`; `before` has only parameters that precede the dimension in `order`."""
+        """Returns the same as `there`; `before` has only parameters that precede the dimension in `order`."""
         dimension = self.dimensions[path]
-        divisor = self._divisor(dimension, before, fixed)
+        named = dimension.divisor
+        divisor = 1 if named is None else before[named] if named in before else fixed[named]
         if (rules := self._solved.get(path)) is None:
             return dimension, divisor
-        named = {other for rule in rules for other in rule.paths}
-        numbers: dict[str, Any] = {other: self.dimensions[other] for other in named & self.dimensions.keys()}
+        ruled = {other for rule in rules for other in rule.paths}
+        numbers: dict[str, Any] = {other: self.dimensions[other] for other in ruled & self.dimensions.keys()}
         return narrowed(path, rules, numbers, self._fields(before, fixed)) or dimension, divisor
 
-    def _value(self, path: str, coordinate: Any, before: Mapping[str, Any], fixed: Mapping[str, Any]) -> Any:
-        """Returns the parameter at a coordinate, beside the parameters `before` it."""
+    def value_at(
+        self, path: str, coordinate: Any, before: Mapping[str, Any], fixed: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Returns the parameter at a coordinate, beside the parameters `before` it in `order`."""
+        fixed = self.fixed if fixed is None else fixed
         dimension, divisor = self._there(path, before, fixed)
         value, rules = dimension.value(coordinate, divisor), self._solved.get(path, ())
         if not rules or not isinstance(dimension, Float) or dimension.step is not None:
@@ -279,7 +271,7 @@ class Space:
         return nearest(value, dimension.low, dimension.high, keeps)
 
     def fault(self, params: Mapping[str, Any], fixed: Mapping[str, Any] | None = None) -> str:
-        """Returns a clause that says which rule the decoded parameters break; empty where they keep to all."""
+        """Returns a clause about the rule that the decoded parameters break; empty if they satisfy all."""
         values = self._fields(params, self.fixed if fixed is None else fixed)
         return next((fault for rule in self.rules_read if (fault := rule.fault(values))), "")
 
@@ -287,7 +279,8 @@ class Space:
         return {**{path: value for path, value in fixed.items() if path not in self.dimensions}, **params}
 
     def broken(self, coordinates: Mapping[str, Any]) -> list[str]:
-        """Returns the dimensions, sorted, that the rules broken at `coordinates` and the rules linked to them name."""
+        """Returns the sorted dimensions that are named by the rules broken at `coordinates` and by rules linked to
+        these."""
         params = self.decode(coordinates)
         values = self._fields(params, self.fixed)
         named = {path for rule in self.rules_read if rule.fault(values) for path in rule.paths}
@@ -295,103 +288,45 @@ class Space:
             named = named.union(*(rule.paths for rule in self.rules_read if not named.isdisjoint(rule.paths)))
         return [path for path in self.paths if path in named]
 
-    # --- Grid
-
-    def grid_size(self, points: int = 5) -> int:
-        """Returns the number of distinct configurations of the grid, with `points` for each dimension without steps."""
-        whole = self._blocks(points)[-1][0]
-        return len(self._kept(whole, points)) if self.rejects else whole
-
-    def grid_ends(self, number: int, points: int = 5) -> bool:
-        """Returns true where the grid ends before point `number`; with rules this is quicker than `grid_size`."""
-        return len(self._kept(number, points)) <= number if self.rejects else number >= self.grid_size(points)
-
-    def grid(self, number: int, points: int = 5) -> dict[str, Any]:
-        """Returns the coordinates of grid point `number` in 0 .. grid_size - 1; inactive dimensions add no points."""
-        if number < 0 or self.grid_ends(number, points):
-            raise IndexError(f"grid point {number} of {self.grid_size(points)}")
-        return self._grid_point(self._kept(number, points)[number] if self.rejects else number, points)
-
-    def _kept(self, number: int, points: int) -> list[int]:
-        """Returns the points of the whole grid at which all rules hold, at least up to index `number` among them."""
-        kept, rest = self._kept_points.setdefault(points, ([], iter(range(self._blocks(points)[-1][0]))))
-        last = kept[-1] if kept else 0
-        while len(kept) <= number and (place := next(rest, None)) is not None:
-            if not self.fault(self.decode(self._grid_point(place, points))):
-                kept.append(place)
-                last = place
-            if place - last > LISTED:
-                raise SpaceError(f"of {LISTED} points of the grid none keeps to the rules: choose another sampler.")
-        return kept
-
     @cached_property
     def rejects(self) -> bool:
-        """Returns true where a point of the space may break a rule, since not all are kept by construction."""
+        """Returns True if a point of the space may break a rule, since not all rules hold by construction."""
         solved = {rule.text for rules in self._solved.values() for rule in rules}
         return any(rule.text not in solved for rule in self.rules_read) or len(solved) > 1
 
-    def _grid_point(self, number: int, points: int) -> dict[str, Any]:
-        blocks = self._blocks(points)
-        end, decided, axes = blocks[bisect_right(blocks, number, key=lambda block: block[0])]
-        rest = number - (end - math.prod(len(axis) for axis in axes.values()))
-        coordinates = {path: dimension.from_unit(0.0) for path, dimension in self.dimensions.items()} | decided
-        for path in reversed(axes):
-            rest, index = divmod(rest, len(axes[path]))
-            coordinates[path] = axes[path][index]
-        return {path: coordinates[path] for path in self.paths}
-
-    @cached_property
-    def _kept_points(self) -> dict[int, tuple[list[int], Iterator[int]]]:
-        return {}
-
-    @cached_property
-    def _grids(self) -> dict[int, list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]]:
-        return {}
-
-    def _blocks(self, points: int) -> list[tuple[int, dict[str, Any], dict[str, Sequence[Any]]]]:
-        """Returns (end, coordinates of the dimensions others depend on, axes of the other active ones), in order."""
+    def grid(self, points: int = 5) -> Grid:
+        """Returns the grid with `points` values for each dimension that has no steps."""
         if points not in self._grids:
-            deciding = set[str]().union(*self._references.values())
-            parts: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]  # coordinates and parameters so far
-            for path in (path for path in self.order if path in deciding):
-                parts = list(self._split(path, parts, points))
-                if len(parts) > LISTED:
-                    raise SpaceError(f"the grid branches {len(parts)} times by {path}; use steps or another sampler.")
-            axes = [
-                {
-                    path: self._axis(path, params, points)
-                    for path in self.paths
-                    if path not in deciding and self._active(self.dimensions[path], params, self.fixed)
-                }
-                for _, params in parts
-            ]
-            ends = accumulate(math.prod(len(axis) for axis in block.values()) for block in axes)
-            self._grids[points] = [
-                (end, decided, block) for end, (decided, _), block in zip(ends, parts, axes, strict=True)
-            ]
+            self._grids[points] = Grid(self, points)
         return self._grids[points]
 
-    def _split(
-        self, path: str, parts: list[tuple[dict[str, Any], dict[str, Any]]], points: int
-    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        dimension = self.dimensions[path]
-        for coordinates, params in parts:
-            if not self._active(dimension, params, self.fixed):
-                yield coordinates, params
-                continue
-            for coordinate in self._axis(path, params, points):
-                value = self._value(path, coordinate, params, self.fixed)
-                yield {**coordinates, path: coordinate}, {**params, path: value}
-
-    def _axis(self, path: str, params: Mapping[str, Any], points: int) -> Sequence[Any]:
-        dimension, divisor = self._there(path, params, self.fixed)
-        if getattr(dimension, "step", 1) not in (None, 1) and dimension.count > LISTED:
-            raise SpaceError(f"{path} has {dimension.count} values, too many for a grid: widen its step, or drop it.")
-        return dimension.grid(points, divisor)
+    @cached_property
+    def _grids(self) -> dict[int, Grid]:
+        return {}
 
     def describe(self) -> dict[str, Any]:
-        """Returns the declaration as JSON values, whatever the order in which it was written."""
+        """Returns the declaration as JSON values, in an order independent of how it was written."""
         return {path: self.dimensions[path].describe() for path in self.paths}
+
+
+def _mistakes(dimensions: Mapping[str, Dimension], rules: Sequence[str]) -> Iterator[str]:
+    """Yields a sentence for each dimension and rule that is declared wrongly."""
+    for path, dimension in dict[str, object](dimensions).items():
+        if not isinstance(dimension, Dimension):
+            yield f"{path}: {dimension!r} is not a dimension; use Float, Int, Choice or Bool."
+            continue
+        faults = list(dimension.faults()) or dimension.prior_faults()
+        yield from (f"{path}: {fault}{'' if fault.endswith('?') else '.'}" for fault in faults)
+    for path in dimensions:
+        parts = path.split(".")
+        for end in range(1, len(parts)):
+            if (parent := ".".join(parts[:end])) in dimensions:
+                yield f"{path} is a part of {parent}, which is a dimension too; keep one of them."
+    for text in rules:
+        try:
+            parsed(text)
+        except SpaceError as error:
+            yield str(error)
 
 
 def _conditions(dimension: Dimension) -> str:

@@ -10,10 +10,10 @@ import yaml
 
 
 class StrictLoader(yaml.SafeLoader):
-    """YAML 1.2 core scalars, no tags, few aliases, string keys that occur once.
+    """Loads YAML 1.2 core scalars, without tags, with few aliases, and with string keys that occur once.
 
-    YAML 1.1 as PyYAML reads it turns `no` into False, leaves `1e-3` a string, takes the last of two equal keys
-    and expands a few hundred bytes of aliases into billions of items.
+    YAML 1.1 as PyYAML reads it turns `no` into False, leaves `1e-3` a string, takes the last of two equal keys and
+    expands a few hundred bytes of aliases into billions of items.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}

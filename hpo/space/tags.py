@@ -1,22 +1,23 @@
-"""Tags that people and training functions give to trials and studies: their names, and their values as text."""
+"""Checks the tags that people and training functions set on trials and studies: names, and values as text."""
 
 from __future__ import annotations
 
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hpo.errors import UserError
 from trainer.quote import quoted
 
-RESERVED = ("hpo.", "mlflow.")  # what the platform and its tracker say themselves begins so
-MAX_KEY, MAX_VALUE = 250, 5000  # characters, which every release of MLflow 3 keeps
+RESERVED = ("hpo.", "mlflow.")  # prefixes of the tags that the platform and its tracker set
+MAX_KEY, MAX_VALUE = 250, 5000  # characters that every release of MLflow 3 keeps
 _KEY = re.compile(r"[\w\-. :/]+")
 
 
 def checked(key: object, value: object) -> tuple[str, str]:
-    """Returns a tag as it is stored: numbers and booleans as Python writes them. Raises UserError for invalid ones."""
+    """Returns a tag in its stored form: numbers and booleans as Python writes them. Raises UserError for invalid
+    tags."""
     if not isinstance(key, str) or not _KEY.fullmatch(key) or posixpath.normpath(key) != key or key[0] in "./ ":
         raise UserError(
             f"{quoted(key)} cannot name a tag: use letters, digits, '_', '-', '.', ':', ' ' and '/', as in 'team'."
@@ -45,3 +46,10 @@ def parsed(given: Sequence[str]) -> dict[str, str]:
             raise UserError(f"tag {quoted(key)} is given twice: leave one of {tags[key]!r} and {text!r} out.")
         tags[key] = text
     return tags
+
+
+def tags_of(given: Mapping[str, object] | Sequence[str] | None) -> dict[str, str]:
+    """Returns tags given as a mapping, or written as KEY=VALUE."""
+    if isinstance(given, Mapping):
+        return dict(checked(key, value) for key, value in given.items())
+    return parsed(given or ())

@@ -28,7 +28,7 @@ class TrialShape:
 
     @property
     def epochs(self) -> float:
-        """Returns the last epoch of the trial, or infinity where its configuration does not set one.
+        """Returns the last epoch of the trial, or infinity if its configuration does not set one.
 
         For a trial that trains several times, for folds or for seeds, each time counts as an epoch.
         """
@@ -47,12 +47,12 @@ class TrialShape:
 
     @property
     def parts(self) -> int:
-        """Returns the number of times that the trial trains from the beginning."""
+        """Returns how many times the trial trains from the beginning."""
         return self.folds * self.seeds
 
     @property
     def lanes(self) -> int:
-        """Returns the number of lanes, 1 for a study that has not settled it."""
+        """Returns the number of lanes, 1 for a study that has not decided it."""
         lanes = self.train.get("lanes", 1)
         return lanes if isinstance(lanes, int) else 1
 

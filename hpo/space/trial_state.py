@@ -1,4 +1,4 @@
-"""The states of a trial, as the ledger spells them."""
+"""Names the states of a trial as the ledger stores them."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from __future__ import annotations
 OPEN_STATES = ("waiting", "running", "paused")
 TERMINAL_STATES = ("complete", "pruned", "infeasible", "failed")
 STATES = OPEN_STATES + TERMINAL_STATES
-UNSETTLED = ("waiting", "running")  # which a trial after them may wait for: a paused one goes on in no given time
+UNSETTLED = ("waiting", "running")  # later trials may wait for these, not for a paused one, which may go on late

@@ -1,4 +1,4 @@
-"""Values of a space: numpy's numbers as Python's, values that are the same option, log-uniform whole numbers."""
+"""Handles values of a space: numpy's numbers as Python's, values that are the same option, log-uniform integers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from trainer.report import Json
 
-LARGEST = 2**53  # up to which every whole number is a float, in which samplers compute
-LISTED = 100_000  # values of a dimension, at most, where all are listed
+LARGEST = 2**53  # the limit below which floats, in which samplers compute, represent every integer
+LISTED = 100_000  # the most values of a dimension that are listed
 
 
 def plain(value: Any) -> Any:
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
 def identity(value: Any) -> str:
     """Returns a text that two JSON values share if they are one option: 0 and 0.0, but not 1 and true, nor 1 and "1".
 
-    Raises TypeError or ValueError for what JSON does not hold.
+    Raises TypeError or ValueError for values that JSON cannot hold.
     """
     return json.dumps(_exact(value), sort_keys=True, allow_nan=False)
 
@@ -46,7 +46,7 @@ def _exact(value: Json) -> Json:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Returns true where two JSON values are one option, and false for a value that JSON does not hold."""
+    """Returns True if two JSON values are one option, and False for a value that JSON does not hold."""
     try:
         return identity(a) == identity(b)
     except (TypeError, ValueError):
@@ -54,17 +54,17 @@ def same(a: Any, b: Any) -> bool:
 
 
 def among(value: Any, options: Iterable[Any]) -> bool:
-    """Returns true where `value` is one of the options."""
+    """Returns True if `value` is one of the options."""
     return any(same(value, option) for option in options)
 
 
 def is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Returns true where `value` is a finite number of the kind; a boolean is not."""
+    """Returns True if `value` is a finite number of the kind; a boolean is not."""
     if isinstance(value, bool) or not isinstance(value, kind):
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond what a float holds
+    except OverflowError:  # an integer beyond the range of floats
         return kind is int
 
 

@@ -1,1 +1,1 @@
-"""Where a study's files lie: the home, buckets, artifacts, and what removes them."""
+"""Stores and removes a study's files: the home, buckets and artifacts."""

@@ -1,25 +1,27 @@
-"""`hpo gc`: frees what ended trials hold on the disk and nobody needs.
+"""Frees disk space that ended trials no longer need, for `hpo gc`.
 
-All checkpoints of a trial go, or none. The rows are marked first, in one transaction that is the driver's alone to
-make; then the files go, then metrics.json says what is left, then the mirror takes MLflow's names away. Whatever a kill
-leaves undone, the next `hpo gc` finishes.
+All checkpoints of a trial go, or none. The rows are marked first, in one transaction that only the driver may make;
+then the files go, then metrics.json is updated, then the mirror removes MLflow's names. The next `hpo gc` finishes what
+a kill leaves undone.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from hpo.clock import SystemClock
 from hpo.declaration.study import RESUME_FROM
-from hpo.ledger import Ledger, alert_queries, file_queries, leases, queries, removal, transactions
+from hpo.ledger import Ledger, answer, leases, queries, removal, transactions
 from hpo.ledger.process_id import Process
-from hpo.ledger.rows import Connection, RowMapping
+from hpo.ledger.rows import Connection, StudyRow, TrialCheckpoint, TrialRow
+from hpo.ledger.views import alerts as alert_queries
+from hpo.ledger.views import files as file_queries
 from hpo.search.population.base import breeding
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations, metrics_json
@@ -29,25 +31,29 @@ from trainer.checkpoint.store import CheckpointStore
 from trainer.files.durable import write_text
 from trainer.runtime.failpoint import failpoint
 
-LEASE_TIMEOUT = 30.0  # seconds that a driver on another host may be silent
+LEASE_TIMEOUT = 30.0  # seconds of silence allowed to a driver on another host
 
-Rows = Sequence[Mapping[str, Any]]
-Sizes = dict[int, int]  # id of a checkpoint's row -> bytes, of trials that have ended
+Rows = Sequence[TrialCheckpoint]
+Sizes = dict[int, int]  # id of a checkpoint's row -> bytes, for ended trials
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows of checkpoints: `dropped`, trial by trial, and the others that are kept. `size` is what each takes on the
-    disk besides those of its trial after it, which may share files with it."""
+    """Rows of checkpoints: those `dropped`, trial by trial, and those `left`.
+
+    A row's `size` is the disk space that it takes in addition to later checkpoints of its trial, which may share files.
+    """
 
     dropped: Rows
     left: Rows
 
     def facts(self) -> dict[str, Any]:
-        """Trial, step and bytes of each checkpoint, those that are dropped and those that are left."""
-        columns = {"trial": "number", "step": "step", "bytes": "size"}
-        some = {"dropped": self.dropped, "left": self.left}
-        return {what: [{to: row[of] for to, of in columns.items()} for row in rows] for what, rows in some.items()}
+        """Returns trial, step and bytes of each checkpoint, dropped and left."""
+        rows_of = {"dropped": self.dropped, "left": self.left}
+        return {
+            kind: [{"trial": row.number, "step": row.step, "bytes": row.size} for row in rows]
+            for kind, rows in rows_of.items()
+        }
 
     def describe(self, done: bool) -> str:
         verb = "freed" if done else "would free"
@@ -57,18 +63,18 @@ class Plan:
 def collect(
     ledger: Ledger, home: Home, name: str, keep_best: int = 1, max_bytes: int | None = None, *, dry_run: bool = False
 ) -> Plan:
-    """Drop the checkpoints of ended trials but for the `keep_best` best, of several objectives at least the front; with
-    `max_bytes`, only until the study's take no more than that, the worst trials first.
+    """Drops the checkpoints of ended trials except the `keep_best` best, with several objectives at least the front.
 
-    Those that a restart, `train.resume_from` of a study of this ledger or the next generation of a population starts
-    from stay with their trial. Raises Busy while the study has a driver.
+    With `max_bytes`, drops only until the study takes no more than that, the worst trials first. Trials keep
+    checkpoints from which a restart, `train.resume_from` of a study in this ledger or a population's next generation
+    starts. Raises Busy while the study has a driver.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
     if dry_run:
         return ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
-    if home.root.is_dir():  # the rows would say that files are gone which cannot be removed
+    if home.root.is_dir():  # otherwise rows would record files as gone that cannot be removed
         home.create()
-    lease = leases.acquire(ledger, f"driver:{row['id']}", row["name"], Process.current(), SystemClock(), LEASE_TIMEOUT)
+    lease = leases.acquire(ledger, f"driver:{row.id}", row.name, Process.current(), SystemClock(), LEASE_TIMEOUT)
     try:
         planned = ledger.look(lambda connection: plan(connection, home, row, keep_best, max_bytes))
         return _free(ledger, home, row, lease, planned, whole=True)
@@ -79,138 +85,140 @@ def collect(
 def keep_within(
     ledger: Ledger, home: Home, name: str, lease: leases.Lease, max_bytes: int, sizes: Sizes, *, finish: bool
 ) -> None:
-    """Under a driver's own lease: drop older checkpoints of ended trials, the worst trials first, until the study's
-    take no more than `max_bytes`. The last of each trial stays, and all that `collect` leaves.
+    """Drops older checkpoints of ended trials, the worst trials first, until the study takes no more than `max_bytes`.
 
-    With `finish`, what a kill has left undone is finished, also where nothing is to go. Without, nothing on the disk is
-    looked at while the rows say that all of it fits, since a driver asks this at each end of a trial. `sizes` is kept
-    between calls.
+    Needs a driver's own lease. Each trial's last checkpoint stays, and so does all that `collect` keeps. With `finish`,
+    finishes what a kill has left undone, even if nothing is to be dropped. Otherwise it does not read the disk while
+    the rows show that everything fits, since a driver calls this after each trial. `sizes` is kept between calls.
     """
     row = ledger.look(lambda connection: queries.study_row(connection, name))
-    if finish or ledger.look(lambda connection: alert_queries.kept_bytes(connection, row["id"])) > max_bytes:
+    if finish or ledger.look(lambda connection: alert_queries.kept_bytes(connection, row.id)) > max_bytes:
         planned = ledger.look(lambda connection: plan(connection, home, row, 1, max_bytes, sizes, spare_last=True))
         _free(ledger, home, row, lease, planned, whole=finish)
 
 
-def _free(ledger: Ledger, home: Home, row: RowMapping, lease: leases.Lease, planned: Plan, *, whole: bool) -> Plan:
-    """Mark what is to go and remove its files, and of the `whole` study what an earlier call left undone; what has
-    gone, and what stays."""
+def _free(ledger: Ledger, home: Home, row: StudyRow, lease: leases.Lease, planned: Plan, *, whole: bool) -> Plan:
+    """Marks the planned rows and removes their files; of the `whole` study also what an earlier call left undone.
+
+    Returns what was dropped and what stays.
+    """
     uid = uuid.uuid4().hex
     needed = ledger.transact(lambda connection: _mark(connection, lease, row, planned.dropped, uid))
     failpoint("retention.after_row")
-    _tidy(ledger, home, row, None if whole else {one["number"] for one in planned.dropped})
-    spared = [one for one in planned.dropped if one["number"] in needed]
-    return Plan([one for one in planned.dropped if one["number"] not in needed], [*planned.left, *spared])
+    _tidy(ledger, home, row, None if whole else {checkpoint.number for checkpoint in planned.dropped})
+    spared = [checkpoint for checkpoint in planned.dropped if checkpoint.number in needed]
+    return Plan(
+        [checkpoint for checkpoint in planned.dropped if checkpoint.number not in needed], [*planned.left, *spared]
+    )
 
 
 def plan(
     connection: Connection,
     home: Home,
-    study: RowMapping,
+    study: StudyRow,
     keep_best: int,
     max_bytes: int | None,
     sizes: Sizes | None = None,
     *,
     spare_last: bool = False,
 ) -> Plan:
-    """What would go now."""
-    kept = _measured(home, study, file_queries.kept_of_study(connection, study["id"]), {} if sizes is None else sizes)
+    """Returns what would be dropped now."""
+    kept = _measured(home, study, file_queries.kept_of_study(connection, study.id), {} if sizes is None else sizes)
     order = queries.ranked(connection, study)
-    best = {one.number for one in queries.bests(connection, study)} | set(order[:keep_best])
+    best = {trial.number for trial in answer.bests(connection, study)} | set(order[:keep_best])
     protected = best | _started_from(connection, home, study, kept) | _to_breed(connection, study)
-    ended = [
-        row for row in kept if row["trial_state"] in TERMINAL_STATES and row["number"] not in protected
-    ]  # an open trial's checkpoints are its own affair
-    total = sum(row["size"] for row in kept)
-    gone: set[int] = set()  # ids of rows
+    ended_rows = [
+        row for row in kept if row.trial_state in TERMINAL_STATES and row.number not in protected
+    ]  # an open trial manages its own checkpoints
+    total = sum(row.size for row in kept)
+    dropped_ids: set[int] = set()  # ids of rows
     positions = {number: position for position, number in enumerate(order)}
     for _, rows in sorted(
-        _by_trial(ended), key=lambda one: (positions.get(one[0], len(positions)), one[0]), reverse=True
+        _by_trial(ended_rows), key=lambda trial: (positions.get(trial[0], len(positions)), trial[0]), reverse=True
     ):
         if max_bytes is not None and total <= max_bytes:
             break
         going = rows[:-1] if spare_last else rows
-        total -= sum(row["size"] for row in going)
-        gone |= {row["id"] for row in going}
-    return Plan([row for row in kept if row["id"] in gone], [row for row in kept if row["id"] not in gone])
+        total -= sum(row.size for row in going)
+        dropped_ids |= {row.id for row in going}
+    return Plan([row for row in kept if row.id in dropped_ids], [row for row in kept if row.id not in dropped_ids])
 
 
-def _measured(home: Home, study: RowMapping, rows: Iterable[RowMapping], sizes: Sizes) -> list[dict[str, Any]]:
-    """The rows with the bytes that their files add to what the disk holds: those that several share are the last's,
-    since older ones go first. What is known of a trial that has ended stays so."""
+def _measured(home: Home, study: StudyRow, rows: Iterable[TrialCheckpoint], sizes: Sizes) -> list[TrialCheckpoint]:
+    """Returns the rows with the bytes that their files add on the disk.
+
+    Files shared by several checkpoints count for the last one, since older ones go first. Sizes of ended trials are
+    kept.
+    """
     seen: set[Any] = set()
-    measured, place = list[dict[str, Any]](), locations.place(home, study)
+    measured, location = list[TrialCheckpoint](), locations.of(home, study)
     for row in reversed(list(rows)):
-        if (size := sizes.get(row["id"])) is None:
-            files = place.sizes(home.checkpoints(study["name"], row["number"]) / row["path"], row["size"])
+        if (size := sizes.get(row.id)) is None:
+            files = location.sizes(home.checkpoints(study.name, row.number) / row.path, row.size)
             size = sum(size for file, size in files.items() if file not in seen)
             seen |= files.keys()
-            if row["trial_state"] in TERMINAL_STATES:
-                sizes[row["id"]] = size
-        measured.append({**row, "size": size})
+            if row.trial_state in TERMINAL_STATES:
+                sizes[row.id] = size
+        measured.append(replace(row, size=size))
     return measured[::-1]
 
 
-def _by_trial(rows: Rows) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-    return ((number, list(own)) for number, own in groupby(rows, itemgetter("number")))
+def _by_trial(rows: Rows) -> Iterator[tuple[int, list[TrialCheckpoint]]]:
+    return ((number, list(trial_rows)) for number, trial_rows in groupby(rows, attrgetter("number")))
 
 
-def _started_from(connection: Connection, home: Home, study: RowMapping, kept: Rows) -> set[int]:
-    """The numbers of trials from whose checkpoints others are to start."""
-    sources = {f"{row['number']}/{row['path']}": row["number"] for row in kept}
-    needed = {sources[one] for one in file_queries.needed(connection, study["id"], list(sources))}
-    # A home may be reached by several names: a directory is known by the one that has no link in it.
-    named = {Path(place).resolve() for place in removal.begun_from(connection, None, RESUME_FROM)}
+def _started_from(connection: Connection, home: Home, study: StudyRow, kept: Rows) -> set[int]:
+    """Returns the numbers of trials from whose checkpoints other trials will start."""
+    sources = {f"{row.number}/{row.path}": row.number for row in kept}
+    needed = {sources[source] for source in file_queries.needed(connection, study.id, list(sources))}
+    # A home may have several names: compare directories by their resolved paths.
+    named = {Path(path).resolve() for path in removal.begun_from(connection, None, RESUME_FROM)}
     return needed | {
-        row["number"]
-        for row in kept
-        if named and (home.checkpoints(study["name"], row["number"]) / row["path"]).resolve() in named
+        row.number for row in kept if named and (home.checkpoints(study.name, row.number) / row.path).resolve() in named
     }
 
 
-def _to_breed(connection: Connection, study: RowMapping) -> set[int]:
-    """The numbers of trials of a population from which its next trials may go on: the last two generations'."""
-    if study["state"] != "open" or not breeding(study["spec"]["strategy"]):
+def _to_breed(connection: Connection, study: StudyRow) -> set[int]:
+    """Returns the numbers of a population's trials from which its next trials may start: the last two generations."""
+    if study.state != "open" or not breeding(study.spec.strategy):
         return set()
-    return file_queries.newest_generations(connection, study["id"])
+    return file_queries.newest_generations(connection, study.id)
 
 
-def _mark(connection: Connection, lease: leases.Lease, study: RowMapping, rows: Rows, uid: str) -> set[int]:
-    """Mark the rows as deleted; the numbers of trials that are needed by now, whose rows stay as they are."""
+def _mark(connection: Connection, lease: leases.Lease, study: StudyRow, rows: Rows, uid: str) -> set[int]:
+    """Marks the rows as deleted; returns the numbers of trials that are needed meanwhile, whose rows stay unchanged."""
     lease.check(connection)
     needed: set[int] = set()
-    for number, own in _by_trial(rows):
-        paths = [row["path"] for row in own]
-        if not file_queries.drop(connection, study["id"], number, own[0]["trial_id"], paths):
+    for number, trial_rows in _by_trial(rows):
+        paths = [row.path for row in trial_rows]
+        if not file_queries.drop(connection, study.id, number, trial_rows[0].trial_id, paths):
             needed.add(number)
-    if dropped := [row for row in rows if row["number"] not in needed]:
-        fields = {"trials": sorted({row["number"] for row in dropped}), "bytes": sum(row["size"] for row in dropped)}
-        transactions.note(connection, study["id"], "checkpoints_dropped", fields, uid)
+    if dropped := [row for row in rows if row.number not in needed]:
+        fields = {"trials": sorted({row.number for row in dropped}), "bytes": sum(row.size for row in dropped)}
+        transactions.note(connection, study.id, "checkpoints_dropped", fields, uid)
     return needed
 
 
-def _tidy(ledger: Ledger, home: Home, study: RowMapping, numbers: set[int] | None) -> None:
-    """Bring the files of the trials of these numbers, else of all that have ended, to what the rows say."""
+def _tidy(ledger: Ledger, home: Home, study: StudyRow, numbers: set[int] | None) -> None:
+    """Brings the files of the trials with these numbers, by default of all ended trials, in line with the rows."""
 
-    def look(connection: Connection) -> tuple[Sequence[RowMapping], dict[int, list[str]], dict[int, str]]:
-        rows = [
-            row for row in file_queries.ended(connection, study["id"]) if numbers is None or row["number"] in numbers
-        ]
-        paths = file_queries.kept_paths(connection, study["id"])
+    def look(connection: Connection) -> tuple[Sequence[TrialRow], dict[int, list[str]], dict[int, str]]:
+        rows = [row for row in file_queries.ended(connection, study.id) if numbers is None or row.number in numbers]
+        paths = file_queries.kept_paths(connection, study.id)
         return rows, paths, metrics_json.texts(connection, study, rows)
 
     rows, paths, texts = ledger.look(look)
-    place = locations.place(home, study)
+    location = locations.of(home, study)
     for row in rows:
-        directory = home.checkpoints(study["name"], row["number"])
-        CheckpointStore(directory, fence=row["fence"], place=place).sweep(paths.get(row["id"], ()))
+        directory = home.checkpoints(study.name, row.number)
+        CheckpointStore(directory, fence=row.fence, location=location).sweep(paths.get(row.id, ()))
         failpoint("retention.after_files")
-        file, text = metrics_json.path(home, study["name"], row["number"]), texts[row["number"]]
+        file, text = metrics_json.path(home, study.name, row.number), texts[row.number]
         if file.is_file() and file.read_text() != text:
             write_text(file, text)
 
 
 def _amount(rows: Rows) -> str:
-    """`1.2 MB (3 checkpoints of 1 trial)`."""
-    size, trial_count = sum(row["size"] for row in rows), len({row["number"] for row in rows})
+    """Returns, for example, `1.2 MB (3 checkpoints of 1 trial)`."""
+    size, trial_count = sum(row.size for row in rows), len({row.number for row in rows})
     return f"{megabytes(size)} ({counted(len(rows), 'checkpoint')} of {counted(trial_count, 'trial')})"

@@ -1,1 +1,1 @@
-"""The ledger as MLflow shows it: the mirror's process, what a run shows, MLflow's store and pages."""
+"""Mirrors the ledger to trackers: the mirror's process, the contents of a run, and MLflow's store and pages."""

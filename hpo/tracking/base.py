@@ -1,8 +1,8 @@
-"""The contract of a tracker: where the ledger is mirrored for people to look at.
+"""Defines the contract of a tracker, which shows the ledger to people.
 
-A tracker is never asked what is true. It is told, possibly several times, since the cursor that says how far it has
-come is committed to the ledger after the tracker has taken what it was sent. So every call is idempotent: the same
-run, point, parameter or file sent again changes nothing.
+The ledger never reads its facts from a tracker. It may send the same data several times, since the cursor that records
+the mirror's progress is committed after the tracker has accepted the data. Every call is therefore idempotent: sending
+the same run, point, parameter or file again changes nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from hpo.errors import HpoError
 Status = Literal["RUNNING", "SCHEDULED", "FINISHED", "KILLED", "FAILED"]
 
 
-PROMOTED = "hpo.promoted"  # a tag of a model: the name under which it is registered
+PROMOTED = "hpo.promoted"  # the tag of a model that holds the name under which it is registered
 
 
 class Unreachable(HpoError):
-    """The tracker does not answer, or cannot store anything now: keep what was to be sent and try again later."""
+    """Raised when the tracker does not answer or cannot store anything now; the data must be sent again later."""
+
+
+class Deleted(Unreachable):
+    """Raised when somebody has deleted the container of a study's runs in a way that can be undone."""
 
 
 class Refused(HpoError):
-    """The tracker will not take this for one run, such as one that was deleted there; the other runs can go on."""
+    """Raised when the tracker rejects data of one run, such as a deleted run; other runs are not affected."""
 
 
 class Point(NamedTuple):
@@ -39,20 +43,26 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What opens a run. `uid` names it for ever and is how it is found again; `started_at` in milliseconds."""
+    """The data that opens a run.
+
+    `uid` identifies it permanently; `started_at` is in milliseconds.
+    """
 
     uid: str
     name: str
     started_at: int
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
     source: str = ""  # the study's reference
-    commit: str = ""  # of the study's code, where it is known
+    commit: str = ""  # of the study's code, if known
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data file that a run has read: its `name` and `digest`, the field of the configuration that names it, where it
-    lay, and what else is known of it, as JSON."""
+    """A data file that a run has read.
+
+    It has a `name`, a `digest`, the `field` of the configuration that names it, its `place`, and its `profile`, which
+    is further data about it as JSON.
+    """
 
     name: str
     digest: str
@@ -65,47 +75,44 @@ class Dataset:
 class Model:
     """A kept checkpoint of a run that has ended, to be opened as a model.
 
-    `name` is unique in its run, `files` become its artifacts and `texts` beside them; `points` are metrics of the
-    run's own, which the model shows too.
+    `name` is unique in its run. `files` and `texts` become its artifacts; `points` are metrics of the run that the
+    model shows too.
     """
 
     name: str
     step: int
     tags: Mapping[str, str]
     points: Sequence[Point] = ()
-    texts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What is sent to a run at once.
+    """The data that is sent to a run at once.
 
-    `texts` and `files` are artifacts by name: a text, and a finished file or directory, linked rather than copied
-    where that is possible. `removed` are names of artifacts to take away, `removed_models` of models, `removed_tags` of
-    tags. `values` are a trial's by objective, and `violations` how far it is beyond the bounds of each constraint, once
-    they are known. `ended_at` in milliseconds.
+    `texts` and `files` are artifacts by name: a text, and a finished file or directory, which is linked rather than
+    copied where possible. `removed`, `removed_models` and `removed_tags` name the artifacts, models and tags to remove.
+    `ended_at` is in milliseconds.
     """
 
     points: Sequence[Point] = ()
-    params: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    texts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    texts: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     datasets: Sequence[Dataset] = ()
     removed: Sequence[str] = ()
     models: Sequence[Model] = ()
     removed_models: Sequence[str] = ()
     removed_tags: Sequence[str] = ()
-    values: Sequence[float] = ()
-    violations: Mapping[str, float] = field(default_factory=dict)
     status: Status | None = None
     ended_at: int | None = None
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as the tracker has it."""
+    """A run as the tracker stores it."""
 
     run_id: str
     uid: str
@@ -119,7 +126,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class ModelView:
-    """A model as the tracker has it; `finished` once all of it was stored."""
+    """A model as the tracker stores it; `finished` is set once all of it is stored."""
 
     model_id: str
     run_id: str
@@ -130,59 +137,82 @@ class ModelView:
 
 
 class Tracker(Protocol):
-    """Every method raises Unreachable when nothing can be sent, Refused when only this run cannot be."""
+    """The methods of a tracker.
+
+    Each raises Unreachable if nothing can be sent, Refused if only this run is rejected.
+    """
 
     name: str  # the tracker's URI without credentials; names its cursors in the ledger
-    keeps_files: bool  # else it leaves artifacts and models out
+    keeps_files: bool  # if False, artifacts and models are not sent
 
     def open_study(self, study: str, run: Run) -> str:
-        """Create the run of a study named `study`; its id. Look for it with `find` first."""
+        """Creates the run of the study named `study` and returns its id. Look for it with `find` first."""
         ...
 
     def describe(self, study: str, tags: Mapping[str, str]) -> None:
-        """Set tags of what holds the runs of a study, such as what its page shows first."""
+        """Sets tags of the container of a study's runs, such as the text that its page shows first."""
+        ...
+
+    def recall(self, study: str, run_id: str) -> str:
+        """Finds the container of a study's runs by a recorded run, uses it from then on, and returns its current name.
+
+        Raises Deleted.
+        """
+        ...
+
+    def restore(self, run_id: str) -> bool:
+        """Restores a deleted run and its container; returns False if that is impossible."""
         ...
 
     def open_trial(self, parent: str, run: Run) -> str:
-        """Create the run of a trial under the study's run `parent`; its id. Look for it with `find` first."""
+        """Creates the run of a trial under the study's run `parent` and returns its id.
+
+        Look for it with `find` first.
+        """
         ...
 
     def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
-        """Every run that stands under `uid`, or, with `children`, under `uid/...`."""
+        """Returns every run stored under `uid` or, with `children`, under `uid/...`."""
         ...
 
     def send(self, run_id: str, batch: Batch) -> None:
-        """Store all of `batch`, the status last."""
+        """Stores all of `batch`, the status last."""
         ...
 
     def flush(self) -> None:
-        """Have all that was sent on the disk, or wherever it is kept; what was sent before may be lost until then
-        where the machine dies, though not where this process does."""
+        """Makes everything sent so far durable.
+
+        Until then data may be lost if the machine crashes, but not if only this process does.
+        """
         ...
 
     def discard(self, run_id: str) -> None:
-        """Delete a run that another one stands for, and its models."""
+        """Deletes a run that another run replaces, and its models."""
         ...
 
     def remove(self, study: str, uid: str) -> None:
-        """Remove every run that stands under `uid` or `uid/...`, its models and files, and what held them if nothing
-        else is in it. What another study of that name has stays."""
+        """Removes every run under `uid` or `uid/...` with its models and files, and the container if nothing else is in
+        it. The runs of another study with that name stay."""
         ...
 
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
-        """(run id, point) for every point stored."""
+        """Yields (run id, point) for every stored point."""
+        ...
+
+    def names(self, run_id: str) -> set[str]:
+        """Returns the names of a run's artifact files."""
         ...
 
     def digests(self, run_id: str) -> dict[str, str]:
-        """Name -> sha256 of every artifact file of a run."""
+        """Returns name -> sha256 of every artifact file of a run."""
         ...
 
     def models(self, study: str) -> list[ModelView]:
-        """The models of every run of a study."""
+        """Returns the models of every run of a study."""
         ...
 
     def model_digests(self, model_id: str) -> dict[str, str]:
-        """Name -> sha256 of every artifact file of a model."""
+        """Returns name -> sha256 of every artifact file of a model."""
         ...
 
     def close(self) -> None: ...

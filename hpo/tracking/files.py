@@ -1,4 +1,4 @@
-"""Artifacts on this host: a second name of a file rather than a second copy."""
+"""Links artifacts on this host: a second name of a file rather than a second copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.files.durable import replacing, sha256, sync
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a finished file, or every file below a directory, a second name; copy where the file system cannot."""
+    """Gives a finished file, or every file below a directory, a second name; copies if the file system cannot link."""
     files = [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
     if not files:
         raise FileNotFoundError(2, os.strerror(2), str(source))
@@ -33,11 +33,11 @@ def _link_file(source: Path, target: Path) -> None:
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Name -> sha256 of every file below a directory."""
+    """Returns name -> sha256 of every file below a directory."""
     return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def directory_of(uri: str) -> Path | None:
-    """The directory behind an artifact URI, which MLflow unquotes; None where a server or a store is behind it."""
+    """Returns the directory that an artifact URI names, unquoted as MLflow does; None for a server or another store."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path if parts.scheme else uri)) if parts.scheme in ("", "file") else None

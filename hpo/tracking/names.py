@@ -1,4 +1,4 @@
-"""Encodes names that a tracker refuses, so that every metric and every parameter has one name in all of them."""
+"""Encodes names that a tracker refuses, so that each metric and parameter has the same name in all trackers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import posixpath
 import re
 
-MAX_KEY = 250  # characters of a name, which every release of MLflow 3 takes
+MAX_KEY = 250  # characters of a name that every release of MLflow 3 accepts
 _REFUSED = re.compile(r"[^\w\-. :/]")
 
 

@@ -1,14 +1,15 @@
-"""Opens a promoted model for `mlflow.pyfunc.load_model`: the study's own code builds it, its weights are safetensors.
+"""Opens a promoted model for `mlflow.pyfunc.load_model`: the study's code builds it, its weights are safetensors.
 
     MLmodel                  names this module, and the inputs and outputs where they are known
     requirements.txt         the versions that the study was trained with
     checkpoint/              config.json, manifest.json and the weights, as `Study.load_model` opens them
-    checkpoint/study.json    the spec of the study, by which its declaration is found
-    checkpoint/code/         the study's file and what it imports from beside it, where it is no study of the platform's
+    checkpoint/study.json    the spec of the study, which names its declaration
+    checkpoint/code/         the study's file and the modules beside it that it imports, unless the study is bundled
 
-Nothing is unpickled; the study's code runs, so a model is opened as one would run a program of whoever promoted it.
+Nothing is unpickled, but the study's code runs: open a model only from somebody whose programs you would run.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnusedFunction=false
 from __future__ import annotations
 
 import json
@@ -24,15 +25,15 @@ SPEC, CODE = "study.json", "code"
 
 
 class PyFuncModel:
-    """What MLflow calls `predict` of; `model` is the torch model, in eval mode."""
+    """The object that MLflow calls `predict` on; `model` is the torch model, in eval mode."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """The model's outputs as arrays: of an array, or of a mapping from the names of its inputs to arrays.
+    def predict(self, model_input: Any, params: Mapping[str, object] | None = None) -> Any:
+        """Returns the model's outputs as arrays, from an array or a mapping of input names to arrays.
 
-        The first dimension counts samples. What the model gives in a tuple or a dict comes in one.
+        The first dimension counts samples. Outputs in a tuple or a dict keep that structure.
         """
         import torch
         from torch.utils._pytree import tree_map
@@ -53,7 +54,7 @@ def _tensor(value: Any) -> Any:
 
 
 def array(value: Any) -> np.ndarray[Any, Any]:
-    """A tensor as NumPy has it, which knows no bfloat16."""
+    """Returns a tensor as a NumPy array; bfloat16 becomes float32, since NumPy lacks it."""
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -63,7 +64,7 @@ def array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _load_pyfunc(path: str) -> PyFuncModel:
-    """Called by MLflow with the directory `checkpoint`."""
+    """Opens the model in the directory `checkpoint`; MLflow calls this."""
     from hpo.declaration.resolved import ResolvedStudy
 
     directory = Path(path)

@@ -1,11 +1,11 @@
-"""A tracker that keeps each run in a folder: the base of those that people open with a program of their own.
+"""Keeps each run in a folder: the base of trackers whose output people open with another program.
 
     DIR/<study>/hpo.json              the study's run
     DIR/<study>/<trial>/hpo.json      a trial's, with its points in a file beside it
 
-Points are appended, and made durable before the record says so. A process that is killed in the middle of one leaves a
-tail that is no whole point: whoever appends next cuts it off first, and leaves out what stands already. So the ledger
-may send the same again, and no point stands twice.
+Points are appended and made durable before the record mentions them. A process killed while appending leaves an
+incomplete point at the end: the next one cuts it off first and skips the points that are already there. So the ledger
+may send the same points again, and each is stored once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,27 +26,27 @@ _OVER = ("FINISHED", "KILLED", "FAILED")
 
 
 class FolderTracker(ABC):
-    """Keeps points, parameters, tags and states; no files and no models. A run's id is its uid."""
+    """Keeps points, parameters, tags and states; neither files nor models. A run's id is its uid."""
 
     keeps_files = False
 
-    def __init__(self, kind: str, root: Path) -> None:
-        self.name = f"{kind}:{root}"
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)  # until it is replaced by the tracker's URI
         self._root = root
         self._folders: dict[str, Path] = {}
-        self._stored: dict[str, set[tuple[str, int]]] = {}  # uid -> what stands in the file, of runs that go on
+        self._stored: dict[str, set[tuple[str, int]]] = {}  # uid -> what the file of a running run holds
 
     @abstractmethod
-    def _read(self, folder: Path) -> list[Point]:
-        """The points that stand in a folder; what follows the last whole one is left out."""
+    def read(self, folder: Path) -> list[Point]:
+        """Returns the whole points in a folder's file."""
 
     @abstractmethod
-    def _append(self, folder: Path, points: Sequence[Point]) -> None:
-        """Add points durably, after the last whole one."""
+    def append(self, folder: Path, points: Sequence[Point]) -> None:
+        """Appends points durably after the last whole one."""
 
-    @abstractmethod
-    def _show(self, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Show what the record of a run says now, and did not say before; asked again after a kill."""
+    def show(self, folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+        """Shows what has changed in a run's record; called again after a kill."""
+        return
 
     def open_study(self, study: str, run: Run) -> str:
         folder = self._root / study
@@ -59,28 +59,30 @@ class FolderTracker(ABC):
         return self._open(folder / run.name, self._record_in(folder)["study"], run)
 
     def describe(self, study: str, tags: Mapping[str, str]) -> None:
-        """Nothing shows the tags of what holds a study's runs."""
+        """Does nothing: no file shows the tags of a study's container."""
         return
 
     def find(self, study: str, uid: str, *, children: bool = False) -> list[RunView]:
-        there = self._records().values()
+        records = self._records().values()
         return [
-            self._view(one) for one in there if (one["uid"].startswith(f"{uid}/") if children else one["uid"] == uid)
+            self._view(record)
+            for record in records
+            if (record["uid"].startswith(f"{uid}/") if children else record["uid"] == uid)
         ]
 
     def send(self, run_id: str, batch: Batch) -> None:
         folder = self._folder(run_id)
         before = self._record_in(folder)
-        stored = self._stored.pop(run_id, None)  # until all of it is written: what a full disk has cut is read again
+        stored = self._stored.pop(run_id, None)  # until all is written: a full disk may cut it, so it is read again
         with self._reaching():
             if stored is None:
-                stored = {(point.key, point.step) for point in self._read(folder)}
+                stored = {(point.key, point.step) for point in self.read(folder)}
             points = {(point.key, point.step): point for point in batch.points}  # a metric may be called `objective`
-            if new := [point for place, point in points.items() if place not in stored]:
-                self._append(folder, new)
+            if new := [point for key, point in points.items() if key not in stored]:
+                self.append(folder, new)
                 stored |= points.keys()
             record = self._changed(before, batch)
-            self._show(folder, before, record)
+            self.show(folder, before, record)
             if record != before:
                 write_text(folder / RECORD, json.dumps(record, indent=1, sort_keys=True) + "\n")
         if record["ended_at"] is None:
@@ -92,6 +94,17 @@ class FolderTracker(ABC):
                 shutil.rmtree(folder, ignore_errors=not folder.exists())
             del self._folders[run_id]
 
+    def recall(self, study: str, run_id: str) -> str:
+        """Returns the study's name: runs are found wherever they are."""
+        return study
+
+    def restore(self, run_id: str) -> bool:
+        """Returns False: what is deleted here is gone."""
+        return False
+
+    def names(self, run_id: str) -> set[str]:
+        return set()
+
     def remove(self, study: str, uid: str) -> None:
         for view in [*self.find(study, uid, children=True), *self.find(study, uid)]:
             self.discard(view.run_id)
@@ -99,8 +112,8 @@ class FolderTracker(ABC):
     def points(self, runs: Sequence[RunView]) -> Iterator[tuple[str, Point]]:
         for view in runs:
             with self._reaching():
-                found = self._read(self._folder(view.run_id))
-            yield from ((view.run_id, point) for point in found)
+                stored_points = self.read(self._folder(view.run_id))
+            yield from ((view.run_id, point) for point in stored_points)
 
     def digests(self, run_id: str) -> dict[str, str]:
         return {}
@@ -112,11 +125,11 @@ class FolderTracker(ABC):
         return {}
 
     def flush(self) -> None:
-        """Every file is on the disk once it is written."""
+        """Does nothing: every file is durable once it is written."""
         return
 
     def close(self) -> None:
-        """Every file is closed once it is written."""
+        """Does nothing: every file is closed once it is written."""
         return
 
     @staticmethod
@@ -125,11 +138,11 @@ class FolderTracker(ABC):
             if record["params"].get(path, value) != value:
                 raise Refused(f"parameter {path} is {record['params'][path]} there and {value} here")
         status = batch.status or record["status"]
-        ended = (batch.ended_at or record["ended_at"]) if status in _OVER else None
+        ended_at = (batch.ended_at or record["ended_at"]) if status in _OVER else None
         merged: dict[str, Any] = {name: record[name] | dict(getattr(batch, name)) for name in ("params", "tags")}
-        merged["tags"] = {key: one for key, one in merged["tags"].items() if key not in batch.removed_tags}
+        merged["tags"] = {key: tag for key, tag in merged["tags"].items() if key not in batch.removed_tags}
         merged["keys"] = sorted({*record["keys"], *(point.key for point in batch.points)})
-        return {**record, **merged, "status": status, "ended_at": ended}
+        return {**record, **merged, "status": status, "ended_at": ended_at}
 
     def _open(self, folder: Path, study: str, run: Run) -> str:
         record = {"uid": run.uid, "study": study, "name": run.name, "started_at": run.started_at, "status": "RUNNING"}
@@ -146,7 +159,7 @@ class FolderTracker(ABC):
         return self._folders
 
     def _records(self) -> dict[Path, dict[str, Any]]:
-        """Folder -> the record of its run; files of that name that are none of ours are left alone."""
+        """Returns folder -> the record of its run; skips files of that name from other programs."""
         with self._reaching():
             folders = sorted(path.parent for path in self._root.glob(f"**/{RECORD}"))
         return {folder: record for folder in folders if (record := self._record_in(folder))}
@@ -163,14 +176,14 @@ class FolderTracker(ABC):
                 record = json.loads((folder / RECORD).read_text())
         except (FileNotFoundError, ValueError):
             return {}
-        return record if isinstance(record, dict) and "uid" in record else {}
+        return record if isinstance(record, dict) and "uid" in record else {}  # pyright: ignore[reportUnknownVariableType]
 
     def _view(self, record: Mapping[str, Any]) -> RunView:
         uid, status, ended_at = record["uid"], record["status"], record["ended_at"]
         return RunView(uid, uid, status, ended_at, record["tags"], record["params"], frozenset(record["keys"]))
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _reaching(self) -> Generator[None, None, None]:
         try:
             yield
         except FileNotFoundError:

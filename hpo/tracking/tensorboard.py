@@ -1,8 +1,9 @@
-"""A study as TensorBoard's event files: one file a trial, scalars with the ledger's times, and the HParams page.
+"""Writes a study as TensorBoard's event files: one per trial, scalars with the ledger's times, and the HParams page.
 
 A record is its length, that length's CRC, the data and their CRC (TFRecord). TensorBoard keeps scalars as float32.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingTypeStubs=false
 from __future__ import annotations
 
 import os
@@ -28,7 +29,7 @@ from hpo.tracking.base import Point
 from hpo.tracking.run_folders import FolderTracker
 from trainer.runtime.failpoint import failpoint
 
-FILE = "events.out.tfevents.0000000001.hpo"  # of such a form TensorBoard takes a file for its own
+FILE = "events.out.tfevents.0000000001.hpo"  # TensorBoard recognizes files with a name of this form
 _HEADER, _CRC = struct.Struct("<QI"), struct.Struct("<I")
 _VERSION = "brain.Event:2"
 _STATUS = {
@@ -39,13 +40,13 @@ _STATUS = {
 
 
 class TensorBoardTracker(FolderTracker):
-    """`tensorboard --logdir DIR` shows it."""
+    """Writes files that `tensorboard --logdir DIR` shows."""
 
     def __init__(self, root: Path) -> None:
-        super().__init__("tensorboard", root)
-        self._ends: dict[Path, int] = {}  # where the last whole event of a file ends, of those written here
+        super().__init__(root)
+        self._ends: dict[Path, int] = {}  # where the last whole event of each file written here ends
 
-    def _read(self, folder: Path) -> list[Point]:
+    def read(self, folder: Path) -> list[Point]:
         return [
             Point(value.tag, event.step, round(event.wall_time * 1000), value.simple_value)
             for event, _ in _events(folder / FILE)
@@ -53,7 +54,7 @@ class TensorBoardTracker(FolderTracker):
             if value.WhichOneof("value") == "simple_value"
         ]
 
-    def _append(self, folder: Path, points: Sequence[Point]) -> None:
+    def append(self, folder: Path, points: Sequence[Point]) -> None:
         events = [
             Event(
                 wall_time=point.timestamp / 1000,
@@ -64,17 +65,17 @@ class TensorBoardTracker(FolderTracker):
         ]
         self._add(folder / FILE, events)
 
-    def _show(self, folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """A trial's parameters as a session of the HParams page, once, and how it has ended, once."""
+    def show(self, folder: Path, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+        """Writes a trial's parameters as a session of the HParams page, once, and its final status, once."""
         shown = {SESSION_START_INFO_TAG: _start(now)} if now["params"] and not before["params"] else {}
         if now["params"] and now["ended_at"] is not None and before["ended_at"] is None:
             shown[SESSION_END_INFO_TAG] = _end(now)
         if shown:
-            there = {value.tag for event, _ in _events(folder / FILE) for value in event.summary.value}
-            self._add(folder / FILE, [_hparams(tag, data, now) for tag, data in shown.items() if tag not in there])
+            tags = {value.tag for event, _ in _events(folder / FILE) for value in event.summary.value}
+            self._add(folder / FILE, [_hparams(tag, data, now) for tag, data in shown.items() if tag not in tags])
 
     def _add(self, file: Path, events: Sequence[Event]) -> None:
-        """Write events after the last whole one, durably. A file that is not as it was left here is looked through."""
+        """Writes events durably after the last whole one. Scans a file that has changed since it was written here."""
         if not events:
             return
         end = self._ends.get(file, -1)
@@ -116,7 +117,7 @@ def _hparams(tag: str, data: HParamsPluginData, record: Mapping[str, Any]) -> Ev
 
 
 def _events(file: Path) -> Iterator[tuple[Event, int]]:
-    """Each whole event, and where it ends; none after the first that is cut off or damaged."""
+    """Yields each whole event and the offset of its end; stops at one that is cut off or damaged."""
     data = file.read_bytes() if file.exists() else b""
     at = 0
     while at + _HEADER.size <= len(data):

@@ -1,4 +1,4 @@
-"""Chooses the tracker's address of a study, and checks it."""
+"""Chooses the address of a study's tracker, and checks it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from hpo.door import option
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.rows import RowMapping
-from hpo.ledger.sqlite_url import path_of
+from hpo.ledger.database.sqlite_url import path_of
+from hpo.ledger.rows import StudyRow
 from hpo.storage.home import Home
 from trainer.redaction import ENCODE, redacted_url, unclear
 
@@ -19,7 +20,7 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) -> str:
-    """Where the study is tracked: as given, else where it was begun, else in the home."""
+    """Returns the tracking URI of a study: `given`, else the one that the study began with, else the home's."""
     with ledger.read() as connection:
         begun = queries.study_row(connection, name)
     if given:
@@ -27,34 +28,34 @@ def tracking_uri_of(ledger: Ledger, name: str, home: Home, given: str | None) ->
     return given or of_rows([begun], home)
 
 
-def of_rows(studies: Sequence[RowMapping], home: Home) -> str:
-    """Where all of `studies` were begun to be tracked, if that is one place, else in the home."""
-    begun = [study["environment"] for study in studies]
-    # A home that was moved takes its own MLflow store along.
-    places = {
+def of_rows(studies: Sequence[StudyRow], home: Home) -> str:
+    """Returns the tracking URI that all of `studies` began with, if they share one; else the home's."""
+    begun = [study.environment for study in studies]
+    # A home that was moved uses its own MLflow store.
+    uris = {
         home.tracking_uri
-        if one["tracking_uri"] == tracker_name(Home(Path(one["home"])).tracking_uri)
-        else one["tracking_uri"]
-        for one in begun
+        if study["tracking_uri"] == tracker_name(Home(Path(study["home"])).tracking_uri)
+        else study["tracking_uri"]
+        for study in begun
     }
-    return places.pop() if len(places) == 1 else home.tracking_uri
+    return uris.pop() if len(uris) == 1 else home.tracking_uri
 
 
 def tracker_name(uri: str) -> str:
-    """`uri` without user and password, cut to what the ledger's cursors hold."""
+    """Returns `uri` without user and password, cut to the length that the ledger's cursors hold."""
     parts = urlsplit(uri)
     name = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
     return name if len(name) <= 250 else f"{name[:200]}#{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def check_uri(uri: str) -> str:
-    """The URI's scheme, without a driver; UserError unless it is one that can be used. Connects to nothing."""
+    """Returns the URI's scheme without a driver; raises UserError unless the URI can be used. Connects to nothing."""
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  # which is parsed, and may be no number, when it is asked for
     except ValueError as error:
         raise UserError(
-            f"--tracking-uri {redacted_url(uri)!r} is no URI: give sqlite:///PATH or http(s)://HOST:PORT."
+            f"{option('tracking_uri', repr(redacted_url(uri)))} is not a URI: give sqlite:///PATH or http(s)://HOST:PORT."
         ) from error
     scheme = parts.scheme.partition("+")[0]
     wrong, fix = "", "give sqlite:///PATH, another database or http(s)://HOST"
@@ -65,7 +66,7 @@ def check_uri(uri: str) -> str:
         if path is None or not path.name:
             wrong, fix = "it names no file", "give sqlite:///PATH"
         elif not path.parent.is_dir():
-            wrong, fix = f"there is no directory {path.parent}", "make it, or name another"
+            wrong, fix = f"the directory {path.parent} does not exist", "make it, or name another"
         elif path.is_dir():
             wrong, fix = f"{path} is a directory", "name a file in it"
     elif unclear(uri):
@@ -78,12 +79,12 @@ def check_uri(uri: str) -> str:
     elif scheme in ("http", "https") and not parts.hostname:  # a database may be reached by a socket
         wrong, fix = "it names no host", f"give {scheme}://HOST"
     if wrong:
-        raise UserError(f"--tracking-uri {redacted_url(uri)!r} cannot be used, {wrong}: {fix}.")
+        raise UserError(f"{option('tracking_uri', repr(redacted_url(uri)))} cannot be used, {wrong}: {fix}.")
     return scheme
 
 
 def loopback(uri: str) -> bool:
-    """Whether a server's URI names this host itself."""
+    """Returns whether a server's URI names this host."""
     host = urlsplit(uri).hostname or ""
     if host == "localhost":
         return True

@@ -1,11 +1,11 @@
-"""`hpo verify`: a home against itself. The ledger's own rules, its files on disk, and what the tracker shows.
+"""Implements `hpo verify`, which compares a home's ledger with its rules, the files on disk and the tracker.
 
     rules.py     the ledger against its own rules
-    disk.py      checkpoints, artifacts, metrics.json, and what a killed process has left lying
+    disk.py      checkpoints, artifacts, metrics.json, and leftovers of killed processes
     tracker.py   MLflow against the ledger
 
-"Behind" is what the tracker has not been sent yet, told by the cursors alone; "differs" is what was sent and does not
-stand there as it should, or stands there without having been sent. Nothing is written.
+The tracker is "behind" by the transactions it has not been sent yet, which the cursors alone show. It "differs" where
+sent data is missing or changed, or where it holds data that was never sent. Nothing is written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpo.ledger import Ledger, queries
 from hpo.ledger.removal import REMOVING
 from hpo.storage.home import Home
 from hpo.text import command
-from hpo.tracking.damage import damage_of
+from hpo.tracking.mlflow.damage import damage_of
 from hpo.tracking.uri import tracking_uri_of
 from hpo.verify import disk, rules, tracker
 from hpo.verify.report import Report
@@ -23,9 +23,9 @@ __all__ = ["Report", "verify"]
 
 
 def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str | None = None) -> Report:
-    """Check one study, or all there are, each where it is tracked, or at `tracking_uri`.
+    """Checks one study, or all studies, each against its own tracker or the one at `tracking_uri`.
 
-    Beside a live study, what is still moving is left out.
+    If the study is running, data that may still change is left out.
     """
     report = Report()
     ledger = Ledger(storage, create=False)
@@ -36,11 +36,11 @@ def verify(home: Home, storage: str, tracking_uri: str | None = None, study: str
         damaged: dict[str, str] = {}
         for name in names:
             row = ledger.look(lambda connection, name=name: queries.study_row(connection, name))
-            if row["state"] == REMOVING:
-                again = command(f"rm --study {name}")
-                report.differences.append(f"{name}: its removal was cut short: `{again}` finishes it")
+            if row.state == REMOVING:
+                removes = command(f"rm --study {name}")
+                report.differences.append(f"{name}: its removal was cut short: `{removes}` finishes it")
                 continue
-            # Rows that break the ledger's own rules are nothing to hold a tracker against.
+            # A tracker cannot be compared with rows that break the ledger's own rules.
             if rules.check(ledger, row, report):
                 disk.check(ledger, row, home, report)
                 uri = tracking_uri_of(ledger, name, home, tracking_uri)

@@ -1,1 +1,1 @@
-"""Training of claimed trials: the worker's process, attempts, reports, lanes and ranks."""
+"""Trains claimed trials: the worker's process, held trials, attempts, reports and ranks."""

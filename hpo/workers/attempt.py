@@ -5,24 +5,22 @@ from __future__ import annotations
 import errno
 import math
 import traceback
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpo.declaration.preflight import lacking
 from hpo.declaration.study import Study
-from hpo.declaration.user_code import place
+from hpo.declaration.user_code import frame
 from hpo.errors import HpoError, Unreported, UserError
 from hpo.ledger.claims import Claim
 from hpo.space.config import apply
-from hpo.space.trial_config import TrialShape
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.rank import peer_lost
 from trainer.errors import CheckpointError, ConfigError, DataError, Fenced, OutOfMemory, TrainerError, is_stop
 from trainer.redaction import redacted
-from trainer.report import ENDS, Outcome, OutcomeKind, Reporter, Verdict, trains_itself
+from trainer.report import LoopReporter, Outcome, OutcomeKind, Reporter, trains_itself
 from trainer.runtime.device import out_of_memory
 from trainer.runtime.first_seed import seed_attempt
 from trainer.runtime.threads import limited
@@ -30,7 +28,7 @@ from trainer.runtime.threads import limited
 if TYPE_CHECKING:
     from trainer.loop import Watch
 
-if find_spec("torch"):  # a worker is ready before it claims: this import takes seconds
+if find_spec("torch"):  # so that a worker imports it before it claims: this takes seconds
     import_module("trainer.cross_validation")
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -39,8 +37,10 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def attempt(
     study: Study, home: Home, claim: Claim, reporter: Reporter, store: CheckpointStore, watch: Watch | None = None
 ) -> Outcome:
-    """Train the trial in this process, seen by `watch`; how it ended. Raises Fenced, CheckpointError, OutOfMemory (of
-    several ranks) and HpoError, for which the trial is not to blame."""
+    """Trains the trial in this process, observed by `watch`; returns how it ended.
+
+    Raises Fenced, CheckpointError, OutOfMemory (of several ranks) or HpoError if the trial is not at fault.
+    """
     try:
         return _attempt(study, home, claim, reporter, store, watch)
     except BaseException as error:
@@ -56,15 +56,11 @@ def _attempt(
     with limited(getattr(getattr(config, "train", None), "num_threads", 1)):
         task = task_of(study, home, config)
         task.number = claim.number
-        shape = TrialShape.of(claim.config)
-        if shape.lanes > 1:
-            only = "Ray Tune trains each trial on its own"
-            raise ConfigError(f"train.lanes: {only}: leave it out, or use another executor.")
+        shape = claim.shape
         if lack := lacking(task, shape):
             raise ConfigError(lack)
         if trains_itself(task):
-            epochs = TrialShape.of(claim.config, claim.changes).epochs
-            return _own_loop(task, _LastReport(reporter), store, epochs)
+            return _own_loop(task, LoopReporter(reporter), store, shape.epochs)
         from trainer.cross_validation import fit_folds
         from trainer.loop import fit
 
@@ -72,12 +68,12 @@ def _attempt(
 
 
 def config_of(study: Study, claim: Claim) -> Any:
-    """The trial's configuration, with what a restart has set."""
+    """Returns the trial's configuration, including the values set by a restart."""
     return apply(study.rebuild(claim.config, claim.config_hash), claim.changes)
 
 
-def task_of(study: Study, home: Home, config: Any) -> Any:
-    """The trial's task, whose code draws the same numbers in every process until it seeds anything itself."""
+def task_of(study: Study, home: Home, config: object) -> Any:
+    """Returns the trial's task; its code draws the same numbers in every process until it sets a seed itself."""
     seed = getattr(getattr(config, "train", None), "seed", 0)
     seed_attempt(seed if isinstance(seed, int) else 0)
     task = study.task_class()(config)
@@ -85,38 +81,18 @@ def task_of(study: Study, home: Home, config: Any) -> Any:
     return task
 
 
-class _LastReport:
-    """A reporter that remembers what it was told last, for a loop that ends without an Outcome."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self.step = self.epoch = 0
-        self.kind: OutcomeKind | None = None  # once the loop has been told to end
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reporter, name)
-
-    def report(
-        self, step: int, metrics: Mapping[str, float], *, epoch: int | None = None, fold: int = 0, **rest: Any
-    ) -> Verdict:
-        verdict = self._reporter.report(step, metrics, epoch=epoch, fold=fold, **rest)
-        if fold == 0:
-            self.step, self.epoch = step, epoch or self.epoch
-        self.kind = ENDS.get(verdict.kind)
-        return verdict
-
-
 def _is_plain_exit(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _left(left: SystemExit, last: _LastReport, epochs: float) -> Outcome:
-    """Returns the outcome of a loop that called sys.exit(): that of a return, where nothing was left to train."""
+def _left(left: SystemExit, last: LoopReporter, epochs: float) -> Outcome:
+    """Returns the outcome of a loop that called sys.exit(); it counts as having returned if nothing was left to
+    train."""
     over = last.epoch >= epochs or (last.step > 0 and math.isinf(epochs))
     kind = last.kind or ("complete" if over else "preempted" if last.preempted else None)
     if kind is None:
         done = f"after epoch {last.epoch}" + ("" if math.isinf(epochs) else f" of {epochs:g}")
-        at = place(left)
+        at = frame(left)
         raise TrainerError(
             f"{at}{at and ': '}sys.exit() ended the training {done if last.step else 'before its first report'}: let "
             "it train to its end, or raise what went wrong."
@@ -124,7 +100,7 @@ def _left(left: SystemExit, last: _LastReport, epochs: float) -> Outcome:
     return Outcome(kind, last.step, last.epoch)
 
 
-def _own_loop(task: Any, reporter: _LastReport, store: CheckpointStore, epochs: float) -> Outcome:
+def _own_loop(task: Any, reporter: LoopReporter, store: CheckpointStore, epochs: float) -> Outcome:
     try:
         outcome = task.fit(reporter, store)
     except SystemExit as left:
@@ -142,7 +118,7 @@ def _own_loop(task: Any, reporter: _LastReport, store: CheckpointStore, epochs: 
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What the attempt that raised `error` comes to; raises it where the trial is not to blame."""
+    """Returns the outcome of an attempt that raised `error`; raises it if the trial is not at fault."""
     if isinstance(error, Unreported):
         return Outcome("unreported", error=str(error))
     if isinstance(error, (ConfigError, DataError, UserError)):
@@ -151,22 +127,22 @@ def outcome_of(error: BaseException) -> Outcome:
         raise error
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         raise CheckpointError(f"the disk takes no more ({error}): free some space, then resume.") from error
-    where, said = place(error), _words(error)
-    if out_of_memory(error):  # where the trainer has not halved the micro-batch: in a constructor or a loop of its own
-        return Outcome("out_of_memory", error=f"out of memory{where and ', '}{where}: {said}")
-    # A bug in the study's code; its whole traceback goes to the ledger, unless the trainer has put it into a sentence.
+    where, words = frame(error), _words(error)
+    if out_of_memory(error):  # not handled by the trainer: in a constructor or a user's own loop
+        return Outcome("out_of_memory", error=f"out of memory{where and ', '}{where}: {words}")
+    # A bug in the study's code; its whole traceback goes to the ledger, unless the trainer has made it a sentence.
     if isinstance(error, TrainerError) and not where:
         return Outcome("user_error", error=str(error))
     trace = redacted("".join(traceback.format_exception(error)))
-    return Outcome("user_error", error=f"{where}: {said}" if where else said, traceback=trace)
+    return Outcome("user_error", error=f"{where}: {words}" if where else words, traceback=trace)
 
 
 def _words(error: BaseException) -> str:
-    """`ValueError: what it says`; saying it is the study's code too, and may fail."""
+    """Returns `ValueError: message`; formatting it may run the study's code, and may fail."""
     if _is_plain_exit(error):
         return "sys.exit() ended the training: let it end by itself, or raise what went wrong"
     name = type(error).__name__
     try:
         return redacted(f"{name}: {error}")
-    except Exception as again:
-        return f"{name}, whose text cannot be had ({type(again).__name__})"
+    except Exception as second_error:
+        return f"{name}, whose text cannot be had ({type(second_error).__name__})"

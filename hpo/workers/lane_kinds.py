@@ -1,4 +1,4 @@
-"""Which of a study's trials are alike, so that they may train as lanes of one model. Torch-free."""
+"""Groups a study's trials into kinds that can train as lanes of one model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hpo.declaration.resolved import ResolvedStudy
 from hpo.space.space import Space
 from trainer.config.lanes import LANE_FIELDS
 
-LEAST = 4  # lanes of a group: fewer take longer together than one after the other (docs/performance.md)
+LEAST = 4  # lanes of a group: fewer take longer together than one after another (docs/performance.md)
 
 
 def kinds(space: Space, fields: Collection[str]) -> Mapping[str, float]:
-    """How many values each dimension has in which lanes may not differ, where a task adds these `fields`."""
+    """Returns the number of values of each dimension in which lanes may not differ; a task adds `fields` that may."""
     may = (*LANE_FIELDS, *fields)
-    others = {path: one for path, one in space.dimensions.items() if not _varies(path, may)}
-    return {path: one.count for path, one in others.items() if one.count > 1}
+    fixed = {path: dimension for path, dimension in space.dimensions.items() if not _varies(path, may)}
+    return {path: dimension.count for path, dimension in fixed.items() if dimension.count > 1}
 
 
 def alike(resolved: ResolvedStudy, lanes: int, fields: Collection[str]) -> float:
-    """How many of so many lanes can be of one kind, on average.
+    """Returns how many of this many lanes are of one kind, on average.
 
-    With rungs in order no group takes a trial beyond a waiting one of another kind (docs/decisions/0036), so all have
-    to be of one kind; else kinds share the lanes evenly.
+    With rungs in order no group takes a trial past a waiting trial of another kind (docs/decisions/0036), so all must
+    be of one kind; else kinds share the lanes evenly.
     """
     count = math.prod(kinds(resolved.study.space, fields).values())
     in_order = resolved.spec.order == "ordered" and resolved.strategy.name != "none"

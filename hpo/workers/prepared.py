@@ -1,15 +1,15 @@
-"""Workers that begin with everything imported: one process imports it once for all of a run's, and is forked for each.
+"""Forks workers from a prepared process, which imports their modules once for all workers of a run.
 
     driver -> request -> prepared process: fork, fork -> the worker, which its driver adopts
 
-What a study's task has to be asked before there are workers is asked of such a fork too (`ask`).
+Questions to a study's task that come before its workers are answered by such a fork too (`ask`).
 
-The process in between ends at once, and a driver that asks is the nearest subreaper (man 2 prctl) while it does. So a
-worker is its child as if it had spawned it: it waits for it and signals it, and the worker dies with it.
+The process in between ends at once, and the driver is the nearest subreaper (man 2 prctl) during its request. So the
+worker becomes its child as if it had been spawned: the driver waits for it and signals it, and the worker dies with it.
 
-Forked is only what has one thread and has not touched CUDA, neither of which a fork carries over; the study's code is
-imported by each worker for itself. Where this cannot be, on a system without /proc or after the prepared process has
-died, workers are spawned.
+The prepared process forks only while it has one thread and has not initialised CUDA, since a fork carries over neither.
+Each worker imports the study's code for itself. Workers are spawned instead on a system without /proc, or after the
+prepared process has died.
 """
 
 from __future__ import annotations
@@ -25,42 +25,47 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NoReturn
 
+import psutil
+
 from hpo.child_process import answered, ask, die_with_parent, start, too_late
+from hpo.secret_environment import withheld
 
 _MODULE = "hpo.workers.worker"
-_IMPORTED = (_MODULE, "hpo.workers.lanes", "sqlalchemy.dialects.sqlite")
-_ROOM = 4096  # bytes of a command line, over which that of a worker is written
-_OWN_THREADS = {"jemalloc_bg_thd"}  # which its library starts anew in a fork
+_IMPORTED = (_MODULE, "sqlalchemy.dialects.sqlite")
+_ANSWER = 30.0  # seconds for a fork, and for the imports of a stopped process
+_OWN_THREADS = {"jemalloc_bg_thd"}  # restarted in a fork by its library
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 15, 36, 37
 _READY = b"ready"
 
 
 class Forked:
-    """A worker that was forked, with what is used of `subprocess.Popen`; `terminate` and `kill` are safe in a signal
-    handler."""
+    """A forked worker, with the interface of `subprocess.Popen` that is needed.
+
+    `terminate` and `kill` are safe in a signal handler.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid, self.returncode = pid, None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Returns the exit code, negative for a signal; None while the worker runs."""
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # SIGCHLD is ignored: how it ended is lost, as subprocess has it
+            except ChildProcessError:  # SIGCHLD is ignored: the exit code is lost, as in subprocess
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Waits for the exit code and returns it. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout if timeout is not None else None
         while (code := self.poll()) is None:
             if timeout is not None and deadline is not None and time.monotonic() > deadline:
@@ -77,23 +82,24 @@ class Forked:
     def _signal(self, number: int) -> None:
         if self.returncode is None:
             with suppress(ProcessLookupError):  # SIGCHLD is ignored
-                os.kill(self.pid, number)  # not yet waited for, so that nobody else has the pid
+                os.kill(self.pid, number)  # not waited for yet, so no other process has the pid
 
 
 class Prepared:
-    """The prepared process as its driver has it: it imports what every worker needs from the beginning on, and forks
-    once it has. `close` ends it; what it has forked lives on."""
+    """The driver's handle of the prepared process, which imports the workers' modules and then forks workers.
+
+    `close` ends it; the processes that it has forked live on.
+    """
 
     def __init__(self) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
-        self._ready, self.failure = False, ""
+        self._ready, self.failure, self._begun = False, "", time.monotonic()
         with theirs:
             number = theirs.fileno()
-            arguments = [str(number), "." * _ROOM]
             try:
-                self._process = start("hpo.workers.prepared", arguments, self._said, {}, [number])
+                self._process = start("hpo.workers.prepared", [str(number)], self._said, {}, [number])
             except OSError as error:
                 self.failure = f"the process that workers are forked from cannot be started ({error.strerror})"
 
@@ -102,29 +108,34 @@ class Prepared:
         return sys.platform == "linux" and Path("/proc/self/task").exists()
 
     @property
-    def settled(self) -> bool:
-        """Whether it can fork, or has failed, which `failure` then explains; False while it still imports."""
+    def finished_starting(self) -> bool:
+        """Returns True once it can fork or has failed, as `failure` explains; False while it still imports."""
         if not self._ready and not self.failure and select.select([self._connection], [], [], 0)[0]:
-            said = self._received()
-            self._ready = said == _READY
+            message = self._received()
+            self._ready = message == _READY
             if not self._ready:
-                self.failure = said.decode() or self._last_words()
+                self.failure = message.decode() or self._last_words()
+        if not self._ready and not self.failure and time.monotonic() - self._begun > _ANSWER and self._is_stopped():
+            self.failure = self._last_words()
         return self._ready or bool(self.failure)
 
     def fork(self, arguments: Sequence[str], output: IO[bytes], environ: Mapping[str, str]) -> Forked | None:
-        """A worker with these arguments, its output in `output`; None where the process fails, as `failure` explains.
-        Only once it is settled."""
+        """Forks a worker with these arguments, its output in `output`. It may be called once `finished_starting` is
+        True.
+
+        Returns None if the process has failed, as `failure` explains.
+        """
         return self._forked(_MODULE, {1: output, 2: output}, arguments, environ)
 
     def ask(self, module: str, question: str, within: float | None = None) -> str:
-        """As `child_process.ask`, of a fork, which need not import; of a process as there where it cannot fork."""
-        while not self.settled:
+        """Returns the answer as `child_process.ask` does, from a fork, or from a new process if it cannot fork."""
+        while not self.finished_starting:
             time.sleep(0.01)
         with ExitStack() as files:
-            asked, output, errors = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
-            asked.write(question)
-            asked.seek(0)  # which it has in common with the fork
-            process = self._forked(module, {0: asked, 1: output, 2: errors})
+            request, output, errors = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+            request.write(question)
+            request.seek(0)  # the fork shares the position
+            process = self._forked(module, {0: request, 1: output, 2: errors})
             if process is None:
                 return ask(module, question, within)
             try:
@@ -168,17 +179,25 @@ class Prepared:
         self._said.close()
 
     def _received(self) -> bytes:
+        """Returns the process's answer, empty if none comes in time."""
         try:
-            return self._connection.recv(1 << 12)
+            return self._connection.recv(1 << 12) if select.select([self._connection], [], [], _ANSWER)[0] else b""
         except OSError:
             return b""
 
+    def _is_stopped(self) -> bool:
+        try:
+            return self._process is not None and psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
     def _last_words(self) -> str:
-        """Of a process that has ended, or is about to."""
-        assert self._process is not None  # else its failure is known from the beginning
+        """Returns the reason of the failure of a process that has ended or is about to end."""
+        assert self._process is not None  # else `failure` is set from the beginning
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
+            self._process.kill()  # so that it does not fork a worker later
             return "the process that workers are forked from does not answer"
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").strip().splitlines()
@@ -188,8 +207,8 @@ class Prepared:
 
 
 @contextmanager
-def _adopting() -> Iterator[None]:
-    """Have orphans below this process become its children, as they may already have been. Raises OSError."""
+def _adopting() -> Generator[None, None, None]:
+    """Makes orphans below this process its children, and restores the earlier setting. Raises OSError."""
     libc, before = ctypes.CDLL(None, use_errno=True), ctypes.c_int()
     if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)) or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1):
         raise OSError(ctypes.get_errno(), "this system lets no process adopt another")
@@ -200,7 +219,7 @@ def _adopting() -> Iterator[None]:
 
 
 def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each request; returns in a fork alone, with what it is to be and its streams."""
+    """Forks for each request. It returns only in a fork, with the request and the descriptors of its streams."""
     while True:
         message, descriptors, *_ = socket.recv_fds(connection, 1 << 18, 3)
         if not message:
@@ -225,18 +244,26 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _unfit() -> str:
-    """Why a fork of this process would not be sound; empty where it would."""
+    """Returns the reason why this process cannot be forked safely; empty if it can."""
     torch = sys.modules.get("torch")
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    if left := sorted({*names[1:]} - _OWN_THREADS):
+    if left := sorted({*_threads()} - _OWN_THREADS):
         return f"what workers import has started threads ({', '.join(left)}), which a fork would not have"
     if torch and torch.cuda.is_initialized():
         return "what workers import has initialised CUDA, which no fork may use"
     return ""
 
 
+def _threads() -> list[str]:
+    """Returns the names of this process's threads except the first."""
+    names: list[str] = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread ended while /proc was read
+            names.append(path.read_text().strip())
+    return names[1:]
+
+
 def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
-    """Make of this fork what a spawned process is: its session, streams, environment and name, and other randomness."""
+    """Gives this fork its own session, streams, environment, name and random seeds, as a spawned process has."""
     os.environ.update(request["environ"])
     die_with_parent()
     os.setsid()
@@ -244,35 +271,37 @@ def _become(request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
         os.dup2(descriptor, stream)
         os.close(descriptor)
     sys.argv = [request["module"], *request["arguments"]]
-    _show([sys.executable, "-P", "-m", *sys.argv], f"hpo-{request['module'].rpartition('.')[2].replace('_', '-')}")
+    _name_process(request["module"])
     if (random := sys.modules.get("numpy.random")) is not None:
-        random.seed()  # Python reseeds its own; torch's default seed is no random one
+        random.seed()  # Python reseeds its own generator; torch's default seed is fixed
 
 
-def _show(command: Sequence[str], name: str) -> None:
-    """Let `ps` and `top` tell this process apart: write over the command line, which the kernel reads where it was."""
+def _name_process(module: str) -> None:
+    """Sets the name of this process in `top` and in `ps -o comm`, such as hpo-worker."""
+    name = f"hpo-{module.rpartition('.')[2].replace('_', '-')}"
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
-    stat = Path("/proc/self/stat").read_text()
-    begin, end = (int(field) for field in stat[stat.rindex(")") + 2 :].split()[45:47])  # arg_start, arg_end
-    words = b"\0".join(map(os.fsencode, command)) + b"\0"
-    ctypes.memmove(begin, words[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)
 
 
 def main() -> NoReturn:
     die_with_parent()
+    with withheld():  # from a fork's environment too; a worker receives the ledger's URL
+        _fork_and_become()
+
+
+def _fork_and_become() -> NoReturn:
     import gc
     from importlib import import_module
     from importlib.util import find_spec
 
     connection = socket.socket(fileno=int(sys.argv[1]))
-    _show([sys.executable, "-P", "-m", "hpo.workers.prepared"], "hpo-prepared")
+    _name_process("hpo.workers.prepared")
     for module in [*_IMPORTED, "safetensors.torch"] if find_spec("torch") else _IMPORTED:
         import_module(module)
     from hpo.declaration.identity import load_installed
 
-    load_installed()  # of the code that is loaded here, and that each worker has
+    load_installed()  # the digests of the code that is loaded here, which each worker has too
     gc.collect()
-    gc.freeze()  # no collection in a worker touches, and so copies, the pages of what is imported
+    gc.freeze()  # so that no collection in a worker touches, and so copies, the pages of the imported modules
     refusal = _unfit()
     connection.send(refusal.encode() or _READY)
     request, descriptors = _serve(connection)

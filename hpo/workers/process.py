@@ -1,10 +1,11 @@
-"""Keeps what a trial changes of its process from later trials, and what a study's code sets from other studies."""
+"""Isolates trials and studies in a worker's process: undoes their changes to it, or has the process replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
+from hpo.door import option
 from hpo.ledger import Ledger, transactions
 from trainer.runtime.process_state import Snapshot, following, kept
 
@@ -12,11 +13,13 @@ CHANGED = "process_changed"  # the study's event of the first trial whose change
 
 
 class WorkerProcess:
-    """The process of a worker. It is `spent` once a trial has changed what cannot be undone: where it is not `shared`
-    with the driver, another one is to take its place."""
+    """The process of a worker. It is `spent` once a trial has made changes that cannot be undone.
+
+    Unless it is `shared` with the driver, another process then replaces it.
+    """
 
     def __init__(self, ledger: Ledger, *, shared: bool) -> None:
-        self._ledger, self._shared = ledger, shared
+        self._ledger, self.shared = ledger, shared
         self._watched = ExitStack()
         self._begun: Snapshot | None = None
         self._loaded: dict[int, Snapshot] = {}
@@ -25,16 +28,16 @@ class WorkerProcess:
 
     @property
     def spent(self) -> bool:
-        return bool(self._lasting) and not self._shared
+        return bool(self._lasting) and not self.shared
 
     @property
     def lasting(self) -> str:
-        """The changes that cannot be undone, in words."""
+        """Returns the changes that cannot be undone, as text."""
         return " and ".join(self._lasting)
 
     @contextmanager
-    def loading(self, study_id: int) -> Iterator[None]:
-        """The block loads a study's code, in the state in which the process begins and not in another study's."""
+    def loading(self, study_id: int) -> Generator[None, None, None]:
+        """Restores the initial state of the process for the block, in which a study's code is loaded."""
         self._begun = self._begun or self._watch()
         if study_id != self._study_id:
             (self._loaded.get(study_id) or self._begun).restore()
@@ -48,8 +51,8 @@ class WorkerProcess:
         return snapshot
 
     @contextmanager
-    def trial(self, study_id: int, number: int) -> Iterator[None]:
-        """The block trains a trial, or several as lanes of which this is the first."""
+    def trial(self, study_id: int, number: int) -> Generator[None, None, None]:
+        """Trains a trial in the block, or several at once of which this is the first."""
         with kept() as process:
             yield
         fresh = [name for name in process.lasting if name not in self._lasting]
@@ -57,10 +60,11 @@ class WorkerProcess:
             return
         self._lasting += fresh
         changed = f"trial {number} changed {self.lasting}, which a process cannot undo"
-        told = f"{changed}: a fresh worker takes the place of one that trained such a trial"
-        if self._shared:
-            told = f"{changed}, and later trials trained in it: use --executor local, where each gets a fresh worker"
-        note = {"reason": told, "trial": number}
+        notice = f"{changed}: a fresh worker takes the place of one that trained such a trial"
+        if self.shared:
+            local = option("executor", "local")
+            notice = f"{changed}, and later trials trained in it: use {local}, where each gets a fresh worker"
+        note = {"reason": notice, "trial": number}
         self._ledger.transact(lambda c: transactions.note(c, study_id, CHANGED, note, f"{study_id}.{CHANGED}"))
 
     def close(self) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from hpo.declaration.identity import check_worker
-from hpo.errors import DriftError, HpoError, StorageError, UserError
+from hpo.errors import DriftError, HpoError, StorageAway, StorageError, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.claims import Claim
-from hpo.space.trial_config import TrialShape
+from hpo.secret_environment import withheld
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.terminal import print
 from hpo.workers.attempt import attempt, outcome_of
+from hpo.workers.nodes import RANK
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
@@ -25,79 +23,46 @@ from trainer.checkpoint.store import CheckpointStore
 from trainer.distributed.member import this
 from trainer.distributed.rank import Failure
 from trainer.errors import CheckpointError, ConfigError, Fenced
+from trainer.files import outage
+from trainer.files.s3 import Away
 from trainer.report import Outcome
 
 if TYPE_CHECKING:
-    from trainer.distributed.launch import RankFailed
-    from trainer.distributed.nodes import Meeting
+    from trainer.distributed.failures import RankFailed
+    from trainer.distributed.nodes import Nodes
 
-_RANK = "hpo.workers.ranks:rank"  # what each rank calls, by its path
 _FAILED = (
     "user_error",
     "bad_config",
     "unreported",
     "out_of_memory",
-)  # what one rank may come to while the others wait for it
-# What is not the trial's fault, from the narrowest to the widest; by name in what a rank says.
-_RAISED = {kind.__name__: kind for kind in (Fenced, CheckpointError, StorageError, DriftError, UserError, HpoError)}
+)  # the possible ends of one rank while the others wait for it
+# Errors that are not the trial's fault, from the narrowest to the widest, by their names in a rank's answer.
+_KINDS = (Fenced, Away, CheckpointError, StorageAway, StorageError, DriftError, UserError, HpoError)
+_RAISED = {kind.__name__: kind for kind in _KINDS}
 
 
-def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool]) -> Outcome:
-    """Train the trial in processes of its own, watched from here; how it ended, for all ranks.
+def train(storage: str, home: Home, claim: Claim, leaving: Callable[[], bool], nodes: Nodes | None) -> Outcome:
+    """Trains the trial in its own processes, on `nodes` if there are several; returns its end, for all ranks.
 
-    `leaving` makes them checkpoint and leave. Raises what `hpo.workers.attempt.attempt` does. A rank that is lost makes
-    the outcome `lost`.
+    `leaving` makes them checkpoint and leave. Raises the errors of `hpo.workers.attempt.attempt`. A rank that is lost
+    makes the outcome `lost`.
     """
-    from trainer.distributed.launch import RankFailed, RankLost, launch  # and with it torch's elastic agent
+    from trainer.distributed.failures import RankFailed, RankLost
+    from trainer.distributed.launch import launch
 
     job = {"home": str(home.root), "claim": asdict(claim)}
     device = claim.config["train"]["device"]
-    environ = {"HPO_STORAGE": storage}  # which may hold a password
+    environ = {"HPO_STORAGE": storage, **outage.environ()}  # the URL may hold a password
     try:
-        parallel, nodes = TrialShape.of(claim.config).parallel, meeting()
-        ended = launch(_RANK, job, parallel, device=device, environ=environ, leaving=leaving, meeting=nodes)
+        launched = launch(RANK, job, claim.shape.parallel, device=device, environ=environ, leaving=leaving, nodes=nodes)
     except RankLost as lost:
         return Outcome("lost", error=str(lost))
     except RankFailed as failed:
         return _failed(failed)
     except ConfigError as error:
         return outcome_of(error)
-    return Outcome(**ended[0])
-
-
-@cache
-def meeting() -> Meeting | None:
-    """Of the hosts that share each trial's ranks, by HPO_NODES and HPO_RENDEZVOUS; None where this one has all of them.
-
-    Raises UserError.
-    """
-    count, address = os.environ.get("HPO_NODES", "1"), os.environ.get("HPO_RENDEZVOUS", "")
-    if not count.isdigit() or int(count) < 1:
-        raise UserError(f"HPO_NODES is {count!r}: give how many hosts share the ranks of a trial, or leave it out.")
-    from trainer.distributed.nodes import Meeting
-
-    try:
-        return Meeting(int(count), address) if int(count) > 1 else None
-    except ConfigError as error:
-        raise UserError(f"HPO_NODES is {count} and HPO_RENDEZVOUS {address!r}: {error}") from error
-
-
-def serve(address: str, storage: str) -> None:
-    """What `hpo node` does: start this host's share of each trial's ranks, until a signal."""
-    from trainer.distributed.node_server import Server
-
-    asked = False
-
-    def leave(*_: object) -> None:
-        nonlocal asked
-        asked = True
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, leave)
-    try:
-        Server(_RANK, address, {"HPO_STORAGE": storage}, lambda: asked, lambda line: print(line, flush=True)).serve()
-    except ConfigError as error:
-        raise UserError(str(error)) from error
+    return Outcome(**launched[0])
 
 
 def _failed(failed: RankFailed) -> Outcome:
@@ -109,19 +74,24 @@ def _failed(failed: RankFailed) -> Outcome:
 
 
 def rank(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What each rank does: the attempt, as one of several. Called by `trainer.distributed.rank`."""
-    claim = Claim(**job["claim"])
+    """Runs one rank of the attempt. `trainer.distributed.rank` calls it."""
     ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
+    with withheld():
+        return _rank(ledger, job["home"], Claim.of(job["claim"]))
+
+
+def _rank(ledger: Ledger, directory: str, claim: Claim) -> dict[str, Any]:
     try:
-        row = dict(ledger.look(lambda connection: queries.study_by_id(connection, claim.study_id)))
-        home = Home.at(job["home"])
+        home = Home.at(directory)
+        row = ledger.look(lambda connection: queries.study_by_id(connection, claim.study_id))
         locations.check(home, row)
         opened = StudySession(row)
-        check_worker(row, opened.study, data=False)  # once for each rank and attempt: the worker has read the data
+        # Once per rank and attempt: the worker has read the data.
+        check_worker(opened.resolved, row.identity, row.environment, data=False)
         outcome = _attempt(ledger, home, opened, claim)
-    except tuple(_RAISED.values()) as error:
+    except tuple(_RAISED.values()) as error:  # pyright: ignore[reportUnknownVariableType]
         name = next(name for name, kind in _RAISED.items() if isinstance(error, kind))
-        raise Failure({"raised": name, "error": str(error)}) from error
+        raise Failure({"raised": name, "error": str(error)}) from error  # pyright: ignore[reportUnknownArgumentType]
     finally:
         ledger.close()
     if outcome.kind in _FAILED:
@@ -132,10 +102,10 @@ def rank(job: Mapping[str, Any]) -> dict[str, Any]:
 def _attempt(ledger: Ledger, home: Home, opened: StudySession, claim: Claim) -> Outcome:
     member = this()
     assert member is not None, "called by trainer.distributed.rank"
-    patience = TrialShape.of(claim.config).parallel.timeout / 2  # lest the others, who wait for rank 0, seem to hang
-    asked = (ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
-    reporter = LedgerReporter(*asked, lambda waited: waited < patience)
+    patience = claim.shape.parallel.timeout / 2  # so that the ranks which wait for rank 0 do not time out
+    arguments = (ledger, home, opened, claim, lambda: member.page.leaving, SystemMetrics())
+    reporter = LedgerReporter(*arguments, lambda waited: waited < patience)
     store = reporter.store()
-    if member.rank > 0:  # hears rank 0's verdicts, and reads the checkpoints that rank 0 chooses
-        store = CheckpointStore(store.directory, claim.fence, place=store.place)
+    if member.rank > 0:  # follows rank 0's verdicts, and reads the checkpoints that rank 0 chooses
+        store = CheckpointStore(store.directory, claim.fence, location=store.location)
     return attempt(opened.study, home, claim, reporter, store)

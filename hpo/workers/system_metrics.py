@@ -11,25 +11,25 @@ import psutil
 
 
 class SystemMetrics:
-    """Measures from one reading to the next; this process's share, not its neighbours', but for the network.
+    """Measures from one reading to the next; this process alone, without its neighbours, except for the network.
 
     system/cpu_percent              processor time of this process over wall time, 100 for one busy core
     system/memory_mb                resident memory, MiB
-    system/disk_read_bytes_per_sec  what this process has had read from disks, the page cache apart, and written to
-    system/disk_write_bytes_per_sec   them, where the operating system counts it by process; loader workers are others
-    system/net_recv_bytes_per_sec   what the whole machine has received and sent on all interfaces but loopback, since
-    system/net_sent_bytes_per_sec     no operating system counts that by process
+    system/disk_read_bytes_per_sec  read from disks by this process, without the page cache, and written to them, if the
+    system/disk_write_bytes_per_sec   operating system counts it by process; loader workers are others
+    system/net_recv_bytes_per_sec   received and sent by the whole machine on all interfaces but loopback, since no
+    system/net_sent_bytes_per_sec     operating system counts that by process
     system/gpu_memory_mb            the most memory torch has allocated on the current GPU since the last reading, MiB
-    system/temperature_c            the hottest of the machine's sensors, where the operating system shows any
+    system/temperature_c            the hottest of the machine's sensors, if the operating system shows any
     system/gpu_temperature_c        the GPU's, by NVML, which the package of the extra `gpu` reads, and
     system/gpu_power_w                its power in watts, and
-    train/gpu_util                    its utilisation in percent
+    train/gpu_util                    its utilization in percent
     """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._last = self._now()
-        self._untold: str | None = ""  # None: it has been told
+        self._untold: str | None = ""  # None once it was returned
 
     def read(self) -> dict[str, float]:
         now, last = self._now(), self._last
@@ -44,12 +44,13 @@ class SystemMetrics:
         return metrics | _temperature() | self._gpu()
 
     def untold(self) -> str:
-        """What of a GPU cannot be measured and the fix, once; empty where there is nothing to tell."""
-        told, self._untold = self._untold, None if self._untold else self._untold
-        return told or ""
+        """Returns, once, the figures of a GPU that cannot be measured, and the fix; empty if there is nothing to
+        report."""
+        notice, self._untold = self._untold, None if self._untold else self._untold
+        return notice or ""
 
     def _gpu(self) -> dict[str, float]:
-        """Nothing unless the trial itself has brought torch up on a GPU."""
+        """Returns metrics only if the trial itself has initialized torch on a GPU."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
             return {}
@@ -63,7 +64,7 @@ class SystemMetrics:
         return metrics | {"system/gpu_temperature_c": float(torch.cuda.temperature())}
 
     def _now(self) -> dict[str, float]:
-        """Seconds and bytes, each counted from a start of its own."""
+        """Returns seconds and bytes, each counted from its own start."""
         times = os.times()
         now: dict[str, float] = {"wall": time.monotonic(), "cpu": times.user + times.system}
         if hasattr(self._process, "io_counters"):
@@ -71,7 +72,7 @@ class SystemMetrics:
             now |= {"disk_read": disk.read_bytes, "disk_write": disk.write_bytes}
         net = psutil.net_io_counters(pernic=True)
         for name in ("recv", "sent"):
-            now[f"net_{name}"] = sum(getattr(one, f"bytes_{name}") for nic, one in net.items() if nic not in _LOOPBACK)
+            now[f"net_{name}"] = sum(getattr(io, f"bytes_{name}") for nic, io in net.items() if nic not in _LOOPBACK)
         return now
 
 

@@ -1,5 +1,7 @@
-"""A worker: claims a trial, rebuilds its configuration, calls trainer.fit and finishes it, one trial after another.
-One warm process, many trials."""
+"""Runs a worker: claims a trial, rebuilds its configuration, calls trainer.fit and finishes it, one after another.
+
+One warm process trains many trials.
+"""
 
 from __future__ import annotations
 
@@ -17,50 +19,52 @@ import traceback
 import uuid
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from hpo.child_process import AFRESH, FAULT
 from hpo.declaration.identity import check_loaded, check_worker
 from hpo.declaration.preflight import check_torch
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries, transactions
-from hpo.ledger.changes import Changes
-from hpo.ledger.claims import Claim, any_waiting, claim, renew
-from hpo.ledger.history import Judgement
-from hpo.ledger.leases import Heartbeat
+from hpo.ledger.claims import Claim, any_news, claim
+from hpo.ledger.database.changes import POLL, Changes
 from hpo.ledger.process_id import Process
-from hpo.ledger.rows import Connection
-from hpo.ledger.store import PATIENCE
-from hpo.space.trial_config import TrialShape
+from hpo.secret_environment import withheld
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.terminal import print
 from hpo.workers import ranks
 from hpo.workers.attempt import attempt
 from hpo.workers.executors.resources import keep_to_share
-from hpo.workers.lanes import LaneGroup, WorkerServices
+from hpo.workers.figures import Figures
+from hpo.workers.held_trial import HeldTrial, Holder, give_back, holding
+from hpo.workers.lanes import LaneGroup
 from hpo.workers.process import WorkerProcess
-from hpo.workers.reporter import LedgerReporter
 from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
-from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import CheckpointError, Fenced, TrainerError
+from trainer.files import outage
 from trainer.metrics.progress import Display
 from trainer.redaction import redacted
 from trainer.report import Outcome
 from trainer.runtime.failpoint import failpoint
 
+if TYPE_CHECKING:
+    from trainer.distributed.nodes import Nodes
+
 SHOWN_EVERY = 10.0  # seconds
-REST = 0.5  # seconds after which a worker that nothing waits for asks again which studies it is to serve
+REST = 0.5  # seconds after which an idle worker asks again which studies to serve
 FENCED = 4  # exit code of a worker process that lost its trial to another
 
 
 class Worker:
     """Claims trials one after another. `preempt`, safe in a signal handler, makes it checkpoint and leave.
 
-    `say` is told, in a line each, of the trials it takes and how they end; `show`, every ten seconds and at its end, in
-    a line how the one that it trains is getting on. At a rung a trial waits for those before it while that is
-    `worth_while` in its study after so many seconds: while a driver takes trials back from the dead.
+    `say(line)` is called when a trial begins and when it ends; `show(line)` every ten seconds, and at the trial's end,
+    with its progress. At a rung a trial waits for earlier trials as long as `worth_while(study_id, seconds waited)` is
+    True: while a driver reclaims trials of dead workers. Trials of several ranks are shared with `nodes`, if there are
+    any. `figures` measure the worker.
     """
 
     def __init__(
@@ -71,36 +75,42 @@ class Worker:
         say: Callable[[str], None] = lambda _: None,
         show: Callable[[str], None] | None = None,
         worth_while: Callable[[int, float], bool] = lambda study_id, waited: True,
+        nodes: Nodes | None = None,
+        figures: Figures | None = None,
     ) -> None:
-        self._ledger, self._home, self._say, self._show = ledger, home, say, show
+        self._figures = figures or Figures()
+        self._ledger, self._home, self._say, self._show, self._nodes = ledger, home, say, show, nodes
         self._worth_while = worth_while
         self._process = Process.current()
-        self._studies: dict[int, tuple[dict[str, Any], StudySession]] = {}  # each as its row was then
+        self._studies: dict[int, StudySession] = {}  # each with its row when it was opened
         self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
         self._changes = Changes(ledger)
         self._system = SystemMetrics()
         self.state = WorkerProcess(ledger, shared=executor == "inline")
-        self.leaving = False  # no Event: a handler that sets one while this thread waits for it may wait forever
-        self.trained = 0  # trials it has taken
+        self.leaving = False  # not an Event: a handler that sets one while this thread waits for it may wait forever
+        self.trained = 0  # number of trials it has taken
 
     def run_one(self, among: Collection[int]) -> bool:
-        """Train one waiting trial of these studies to its end or its interruption; False if none waits."""
+        """Trains one waiting trial of these studies to its end or its interruption; returns False if none waits."""
         token = uuid.uuid4().hex
         claimed = self._ledger.transact(lambda c: claim(c, self._process.id, token, among))
         if not claimed or self.leaving:
             for taken in claimed:
-                self._finish(taken, Outcome("preempted"), None)
+                give_back(self._ledger, taken)
             return False
         failpoint("worker.after_claim")
-        (self._train_lanes if TrialShape.of(claimed[0].config).lanes > 1 else self._train)(claimed[0])
+        self._figures.enter("training")
+        with withheld():
+            (self._train_lanes if claimed[0].shape.lanes > 1 else self._train)(claimed[0])
         return True
 
     def rest(self, among: Collection[int]) -> None:
-        """Wait until a trial of these studies waits, for REST seconds at most."""
-        end = time.monotonic() + REST
+        """Sleeps until a trial of these studies waits, or one of them has ended, for a while at most."""
+        self._figures.enter("no_trial" if among else "no_study")
+        end = time.monotonic() + (REST if self._ledger.is_sqlite else POLL)
         while (left := end - time.monotonic()) > 0 and not self.leaving:
             written = self._changes.wait(left, self._sleep)
-            if written and among and self._ledger.look(lambda c: any_waiting(c, among)):
+            if written and among and self._ledger.look(lambda c: any_news(c, among)):
                 return
 
     def preempt(self) -> None:
@@ -111,125 +121,89 @@ class Worker:
         return self.leaving
 
     def close(self) -> None:
-        """Say that it leaves in good order. The ledger stays open."""
+        """Records that it leaves in good order. The ledger stays open."""
         self.state.close()
         self._changes.close()
         self._ledger.transact(lambda c: transactions.unregister(c, self._process))
 
-    def _train(self, taken: Claim) -> None:
+    def _train(self, claim: Claim) -> None:
         self.trained += 1
-
-        def renew_lease() -> None:
-            self._ledger.transact(lambda c: renew(c, taken))
-
-        with Heartbeat(f"trial {taken.number}", renew_lease, taken.lease_seconds / 3) as heartbeat:
-
-            def preempted() -> bool:
-                heartbeat.check()
-                return self.leaving
-
+        with holding(self._holder(claim.study_id), claim) as trial:
             try:
-                opened = self._open(taken.study_id)
-                self._say(f"{opened.name}: trial {taken.number} begins, attempt {taken.fence}")
-                asked = (self._ledger, self._home, opened, taken, preempted, self._system)
-                reporter = LedgerReporter(*asked, partial(self._worth_while, taken.study_id))
-                outcome = reporter.obeyed(self._fit(opened, taken, reporter))
+                reporter = trial.begin(self._open(claim.study_id))
+                outcome = reporter.obeyed(self._fit(trial))
             except (CheckpointError, UserError) as error:
-                # This place is at fault, its disk or its home, and not the trial: it waits for another worker.
-                self._finish(taken, Outcome("preempted", error=str(error)), None)
+                trial.give_back(error)
                 raise
-            failpoint("worker.before_finish")
-            ended = self._finish(taken, outcome, opened)
-            failpoint("worker.after_finish")
-        self._say(f"{opened.name}: trial {taken.number} {ended.kind}{ended.error and ': '}{ended.error}")
+            trial.finish(outcome)
 
     def _train_lanes(self, first: Claim) -> None:
-        """Train the trial and others like it as lanes of one model."""
-        worth_while = partial(self._worth_while, first.study_id)
-        services = WorkerServices(
-            ledger=self._ledger,
-            home=self._home,
-            worker_id=self._process.id,
-            system=self._system,
-            leaving=lambda: self.leaving,
-            worth_while=worth_while,
-            keep=partial(self.state.trial, first.study_id, first.number),
-            finish=self._finish,
-            say=self._say,
-        )
-        group = LaneGroup(services, first)
+        """Trains the trial and similar ones as lanes of one model."""
+        group = LaneGroup(self._holder(first.study_id), self._process.id, self.state, first)
         try:
             group.train(partial(self._open, first.study_id))
         finally:
             self.trained += group.taken
 
+    def _holder(self, study_id: int) -> Holder:
+        worth_while = partial(self._worth_while, study_id)
+        return Holder(
+            self._ledger, self._home, self._system, lambda: self.leaving, worth_while, self._say, self._figures
+        )
+
     def _open(self, study_id: int) -> StudySession:
-        """The study as it is driven now, anew where a resume has changed it; DriftError where its code is new."""
-        row = dict(self._ledger.look(lambda connection: queries.study_by_id(connection, study_id)))
+        """Returns the study in its current form, opened again if a resume has changed it.
+
+        Raises DriftError if its code is new.
+        """
+        row = self._ledger.look(lambda connection: queries.study_by_id(connection, study_id))
         with self.state.loading(study_id):
             if study_id in self._studies:
-                before, opened = self._studies[study_id]
-                if all(before[part] == row[part] for part in ("spec", "identity")):
+                opened = self._studies[study_id]
+                if (opened.row.spec, opened.row.identity) == (row.spec, row.identity):
                     return opened
-                check_loaded(before, row)
+                check_loaded(row.name, opened.row.identity, row.identity)
             locations.check(self._home, row)
             opened = StudySession(row)
             check_torch(opened.study)
-            check_worker(row, opened.study)
-        self._studies[study_id] = (row, opened)
+            check_worker(opened.resolved, row.identity, row.environment)
+        self._studies[study_id] = opened
         return opened
 
-    def _fit(self, opened: StudySession, taken: Claim, reporter: LedgerReporter) -> Outcome:
+    def _fit(self, trial: HeldTrial) -> Outcome:
+        claim, reporter = trial.claim, trial.reporter
         store = reporter.store()
         reporter.sweep_files()
         try:
-            alone = TrialShape.of(taken.config).ranks == 1
-            if alone:
-                with self.state.trial(taken.study_id, taken.number):
-                    outcome = attempt(opened.study, self._home, taken, reporter, store, self._display(taken.number))
+            in_this_process = claim.shape.ranks == 1
+            if in_this_process:
+                with self.state.trial(claim.study_id, claim.number):
+                    display = self._display(claim.number)
+                    outcome = attempt(trial.opened.study, self._home, claim, reporter, store, display)
             else:
-                outcome = ranks.train(self._ledger.url, self._home, taken, lambda: reporter.preempted)
+                outcome = ranks.train(self._ledger.url, self._home, claim, lambda: reporter.preempted, self._nodes)
         except Fenced:
-            self._sweep(store, taken)
+            trial.sweep(store)
             raise
-        if not alone or outcome.kind == "user_error":
-            self._sweep(store, taken)  # what was being saved when it broke off, or when a rank ended it for all
+        if not in_this_process or outcome.kind == "user_error":
+            trial.sweep(store)  # saves that were interrupted, or that a rank ended for all
         return outcome
 
     def _display(self, number: int) -> Display | None:
         show = self._show
         return Display(lambda text: show(f"trial {number}: {text}"), SHOWN_EVERY) if show else None
 
-    def _sweep(self, store: CheckpointStore, taken: Claim) -> None:
-        """Remove what this attempt saved and did not commit; a commit may have gone through whose answer was lost."""
-        store.sweep(self._ledger.look(lambda connection: transactions.committed_paths(connection, taken)))
-
-    def _finish(self, taken: Claim, outcome: Outcome, opened: StudySession | None) -> Outcome:
-        """End the attempt; how it ended once its value was judged."""
-
-        def body(connection: Connection) -> Outcome:
-            if outcome.kind == "lost":
-                transactions.lose(connection, taken.trial_id, taken.fence, outcome.error)
-                return outcome
-            judged = Judgement(outcome)
-            if opened is not None and outcome.kind in ("complete", "pruned"):
-                judged = opened.curves.judge(connection, taken.trial_id, outcome)
-            transactions.finish(connection, taken, judged.outcome, judged.values, judged.violations)
-            return judged.outcome
-
-        return self._ledger.transact(body)
-
 
 def serve(worker: Worker, among: Callable[[], Collection[int] | None]) -> int:
-    """Train what waits in the studies `among` gives until it gives None or `preempt` was called; the exit code, AFRESH
-    where another process is to go on.
+    """Trains waiting trials of the studies that `among` returns until it returns None or `preempt` was called.
 
-    Raises HpoError and TrainerError where this process, and not a trial, is at fault.
+    Returns the exit code, AFRESH if another process is to go on. Raises HpoError and TrainerError if this process, and
+    not a trial, is at fault.
     """
     try:
-        while not (worker.leaving or worker.state.spent) and (found := among()) is not None:
-            if not found or not worker.run_one(found):
-                worker.rest(found)
+        while not (worker.leaving or worker.state.spent) and (study_ids := among()) is not None:
+            if not study_ids or not worker.run_one(study_ids):
+                worker.rest(study_ids)
     except Fenced as error:
         print(f"fenced: {error}", file=sys.stderr)
         return FENCED
@@ -241,24 +215,30 @@ def serve(worker: Worker, among: Callable[[], Collection[int] | None]) -> int:
 
 
 def main() -> int:
-    """The entry of a worker process that an executor has spawned."""
+    """Runs a worker process that an executor has spawned; returns the exit code."""
     parser = argparse.ArgumentParser("hpo.workers.worker")
     parser.add_argument("--home", required=True)
     parser.add_argument("--study-id", type=int, required=True)
     parser.add_argument("--executor", required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
         keep_to_share()
-        ledger = Ledger(os.environ["HPO_STORAGE"], create=False, patience=PATIENCE)
-        home = Home.at(given.home)
-        worker = Worker(ledger, home, given.executor)
+        ledger = Ledger(os.environ["HPO_STORAGE"], create=False)
+        home = Home.at(options.home)
+        worker = Worker(ledger, home, options.executor)
+
+        def leave(number: int, _: FrameType | None) -> None:
+            worker.preempt()
+            outage.leave_soon()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: worker.preempt())
+            signal.signal(number, leave)
         with home.keeping():
-            return serve(worker, lambda: [given.study_id])
+            return serve(worker, lambda: [options.study_id])
     except (HpoError, TrainerError) as error:
         print(f"error: {error}", file=sys.stderr)
-    except BaseException:  # of a study's code too, which may raise anything
+        return outage.EXIT_CODE if getattr(error, "exit_code", 1) == outage.EXIT_CODE else FAULT
+    except BaseException:  # also from a study's code, which may raise anything
         print(redacted(traceback.format_exc()), file=sys.stderr)
     return FAULT
 

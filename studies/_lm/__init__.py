@@ -1,1 +1,1 @@
-"""What the studies of language models share, and no study itself: base model, LoRA around it, records of text."""
+"""Holds code that the language model studies share: the base model, LoRA around it, records of text. Not a study."""

@@ -1,4 +1,4 @@
-"""LoRA by peft around a frozen model. Checkpoints hold the adapters alone: the rest is read or made again."""
+"""Adds LoRA by peft to a frozen model. Checkpoints hold only the adapters: the rest is read or made again."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -18,14 +18,14 @@ BASE = "base_sha256"  # the buffer with the digest of the tiny base
 
 
 def adapted(config: ModelConfig) -> nn.Module:
-    """As `lora`; its `state_dict` is as `kept_alone` says."""
+    """Returns `lora` with the `state_dict` of `kept_alone`."""
     return kept_alone(lora(config), config)
 
 
 def lora(config: ModelConfig) -> nn.Module:
-    """The frozen model with fresh adapters, B = 0, so that it gives what it gave; a peft.PeftModel on the CPU.
+    """Returns the frozen model with fresh adapters, a peft.PeftModel on the CPU; with B = 0 its output is unchanged.
 
-    Raises ConfigError for packages that are missing, and for modules that the model does not have.
+    Raises ConfigError for missing packages, and for modules that the model does not have.
     """
     check_packages()
     from peft import LoraConfig, get_peft_model
@@ -38,13 +38,13 @@ def lora(config: ModelConfig) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     base: Any = base_model(config)
-    shown = shapes_only()  # fake layers cannot be moved from type to type, as peft does with those it makes
+    shown = shapes_only()  # fake layers cannot change their dtype, as peft does with the layers it makes
     with (
         torch.device("meta") if shown else nullcontext(),
         warnings.catch_warnings(),
-    ):  # peft 0.21 asks transformers 5.23 by a name that becomes another in v6
+    ):  # peft 0.21 uses a name of transformers 5.23 that v6 renames
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # which peft corrects
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)  # peft corrects it
         try:
             model = get_peft_model(base, settings)
         except ValueError as error:
@@ -54,7 +54,7 @@ def lora(config: ModelConfig) -> nn.Module:
 
 
 def _filled(model: nn.Module) -> nn.Module:
-    """With fake adapters on the CPU in place of those on the device meta, where peft leaves what it meets there."""
+    """Returns the model with fake adapters on the CPU in place of those on the device meta, where peft leaves them."""
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
             if p.device.type == "meta":
@@ -63,10 +63,10 @@ def _filled(model: nn.Module) -> nn.Module:
 
 
 def kept_alone(model: nn.Module, config: ModelConfig) -> nn.Module:
-    """The same, saved and loaded by the parameters that are trained.
+    """Returns the same model, saved and loaded by its trained parameters.
 
-    The tiny base is made anew by each process, so the digest of its weights is kept beside them: loading refuses, by a
-    RuntimeError, adapters of another one. A directory's content belongs to the study's identity.
+    Each process makes the tiny base anew, so a digest of its weights is saved with them: loading refuses, by a
+    RuntimeError, adapters of another base. A directory's content belongs to the study's identity.
     """
     if not config.path:
         digest = bytes(32) if shapes_only() else tiny_sha256()
@@ -78,8 +78,8 @@ def kept_alone(model: nn.Module, config: ModelConfig) -> nn.Module:
 
 
 def _same_base(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    found = state.get(prefix + BASE)
-    if found is not None and found.tolist() != model.get_buffer(BASE).tolist():
+    digest = state.get(prefix + BASE)
+    if digest is not None and digest.tolist() != model.get_buffer(BASE).tolist():
         raise RuntimeError(
             "its adapters belong to a tiny base model of other weights than this machine makes: load them where they "
             "were trained, or train on a directory (model.path)."

@@ -1,4 +1,4 @@
-"""A causal language model as it is before fine-tuning: from a directory, or a tiny Llama made on the spot."""
+"""Loads a causal language model before fine-tuning: from a directory, or a tiny Llama made by this module."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -21,23 +21,23 @@ from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
 from trainer.files.paths import expanded
-from trainer.runtime.quiet import quiet_torchao
+from trainer.runtime.quiet_imports import quiet_torchao
 
-quiet_torchao()  # transformers imports it, where it is installed
-# And bitsandbytes, which peft imports, does not say that a kernel is missing which no layer that `_nf4` makes uses.
+quiet_torchao()  # transformers imports it if it is installed
+# Silences bitsandbytes, which peft imports, on a missing kernel that no layer of `_nf4` uses.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: not record.getMessage().startswith("Failed to load CPU gemm_4bit_forward")
 )
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "nf4": torch.bfloat16}
-STEPS, BATCH, SEED = 150, 64, 20  # of the tiny model's making
+STEPS, BATCH, SEED = 150, 64, 20  # for making the tiny model
 
 
 def base_model(config: ModelConfig) -> nn.Module:
-    """The model with its weights held as `config.base` says, none of them trained, on the CPU.
+    """Returns the model with its weights stored as `config.base` says, none of them trained, on the CPU.
 
-    Under FakeTensorMode it has shapes alone, for which a directory's config.json is enough.
-    Raises ConfigError where the directory's model cannot be read.
+    Under FakeTensorMode it has only shapes, for which a directory's config.json is enough. Raises ConfigError if the
+    directory's model cannot be read.
     """
     model = _from_directory(config) if config.path else _tiny_model(config)
     model.requires_grad_(False)
@@ -49,7 +49,7 @@ def base_model(config: ModelConfig) -> nn.Module:
 
 
 def _set_dropout(model: nn.Module, rate: float) -> None:
-    """Gives every dropout of the model this rate: layers, and the numbers that modules and their configuration keep."""
+    """Sets every dropout of the model to this rate: layers, and numbers in modules and their configuration."""
     for owner in (getattr(model, "config", None), *model.modules()):
         if isinstance(owner, _DropoutNd):
             owner.p = rate
@@ -79,7 +79,7 @@ def _tiny_model(config: ModelConfig) -> nn.Module:
 
 
 def shapes_only() -> bool:
-    """Whether tensors made now are fake ones: a model made for an estimate of memory."""
+    """Returns True if tensors made now are fake: the model is made for an estimate of memory."""
     return isinstance(torch.empty(0), FakeTensor)
 
 
@@ -94,9 +94,12 @@ def _tiny_shape(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 @lru_cache(maxsize=1)
 def _tiny() -> nn.Module:
-    """A Llama of 0.1 million parameters over bytes that has read statements about words: the same weights each time."""
+    """Returns a Llama of 0.1 million parameters over bytes, trained on statements about words.
+
+    Its weights are always the same.
+    """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # another number would give other weights
+    torch.set_num_threads(1)  # the weights depend on the number
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(SEED)
@@ -107,7 +110,7 @@ def _tiny() -> nn.Module:
 
 @lru_cache(maxsize=1)
 def tiny_sha256() -> bytes:
-    """The digest of the tiny model's weights, 32 bytes: another processor or torch may round its making otherwise."""
+    """Returns the digest of the tiny model's weights, 32 bytes: another processor or torch may round differently."""
     digest = hashlib.sha256()
     for tensor in _tiny().state_dict().values():
         digest.update(tensor.numpy().tobytes())
@@ -133,12 +136,12 @@ def _taught(model: nn.Module) -> nn.Module:
 
 
 def _quantise(model: nn.Module) -> None:
-    """Put four-bit layers of bitsandbytes in place of the linear layers within the model's blocks, one by one."""
+    """Replaces the linear layers within the model's blocks by four-bit layers of bitsandbytes, one by one."""
     head = getattr(model, "get_output_embeddings")()  # noqa: B009
     linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     for name, layer in linear:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, _Nf4Shape(layer) if shapes_only() else _nf4(layer))
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, _Nf4Shape(layer) if shapes_only() else _nf4(layer))
 
 
 def _nf4(layer: nn.Linear) -> nn.Module:
@@ -154,18 +157,21 @@ def _nf4(layer: nn.Linear) -> nn.Module:
         device=torch.device("meta"),
         **nested,
     )
-    # Where a CPU has bfloat16 products, the first evaluation would round the scales to bfloat16 and lay the weight out
-    # for products without gradients, for good: what is trained afterwards and what a resumed trial reads would differ.
+    # On a CPU with bfloat16 products, the first evaluation would round the scales to bfloat16 and permanently lay the
+    # weight out for products without gradients: later training would differ from that of a resumed trial.
     made.support_avx512bf16_for_cpu = False
-    # Moving to a device is what quantises, on a CPU too.
+    # Moving to a device quantises, on a CPU too.
     made.weight = quantised(layer.weight.data, requires_grad=False, module=made, **nested).to("cpu")
     made.bias = layer.bias
     return made
 
 
 class _Nf4Shape(nn.Linear):
-    """What a four-bit layer holds and does, by shapes, since bitsandbytes' own parameters cannot be fake tensors: half
-    a byte a weight, a byte for each 64 of them, a float for each 256 of these; the weight in full while it is used."""
+    """A four-bit layer's memory and shapes, since bitsandbytes' own parameters cannot be fake tensors.
+
+    It holds half a byte a weight, a byte for each 64 of them, a float for each 256 of these, and the whole weight
+    during use.
+    """
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
@@ -177,8 +183,8 @@ class _Nf4Shape(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         shape = self.out_features, self.in_features
-        result = _Dequantised.apply(input.bfloat16(), self.weight, shape)
-        return (result if self.bias is None else result + self.bias).to(input.dtype).clone()  # peft clones it too
+        output = _Dequantised.apply(input.bfloat16(), self.weight, shape)
+        return (output if self.bias is None else output + self.bias).to(input.dtype).clone()  # peft clones it too
 
 
 class _Dequantised(torch.autograd.Function):

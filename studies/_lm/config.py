@@ -1,4 +1,4 @@
-"""The model of a fine-tuning study, and where its records come from. Torch-free."""
+"""Configures the model of a fine-tuning study, and the source of its records. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainer.files.paths import expanded
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PACKAGES = ("transformers", "peft", "bitsandbytes")
 
-PROMPT, RESPONSE = "{prompt}", "{response}"  # of a template
+PROMPT, RESPONSE = "{prompt}", "{response}"  # placeholders of a template
 
-# What `hpo plan` may change to fit a memory, from what needs most to what needs least.
+# The fields that `hpo plan` may change to fit a memory, with values from most to least memory.
 PLAN: dict[str, list[Any]] = {
     "model.base": ["fp32", "bf16", "nf4"],
     "data.max_length": [2048, 1024, 512],
@@ -29,31 +29,37 @@ PLAN: dict[str, list[Any]] = {
     "train.micro_batch_size": [16, 4, 1],
 }
 
+# Fields that are read only under a condition: `read_when` of a study.
+READ_WHEN = {
+    "data.generated": "data.path == ''",
+    **dict.fromkeys(["model.tokenizer", "model.layers"], "model.path != ''"),
+}
+
 
 def _names(value: Any) -> Any:
-    """Names from a list, or from text that separates them by commas: `-o model.modules=q_proj,v_proj`."""
+    """Returns names from a list, or from text that separates them by commas: `-o model.modules=q_proj,v_proj`."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return tuple(value) if isinstance(value, list) else value
 
 
 class ModelConfig(Frozen):
-    """A causal language model whose weights stay as they are, and LoRA beside its linear layers (Hu et al. 2021, arXiv
-    2106.09685): W x + (alpha / rank) B A dropout(x), of which A [rank, in] and B [out, rank] are trained.
+    """A causal language model with frozen weights, and LoRA on its linear layers.
 
-    `path` is a local directory as transformers saves one; empty: a tiny Llama made on the spot. `base` is how the
-    frozen weights are held: `nf4` quantises the linear layers to four bits, and the scales of the blocks once more
-    (QLoRA: Dettmers et al. 2023, arXiv 2305.14314); what is not quantised is then bf16, and so is what is computed.
+    LoRA (Hu et al. 2021, arXiv 2106.09685) computes W x + (alpha / rank) B A dropout(x), of which A [rank, in] and B
+    [out, rank] are trained. `path` is a local directory as transformers saves one; empty: a tiny Llama made here.
+    `base` is the format of the frozen weights: `nf4` quantises the linear layers to four bits, and the scales of the
+    blocks once more (QLoRA: Dettmers et al. 2023, arXiv 2305.14314); all else is then bf16, computation included.
     """
 
     path: str = ""
-    tokenizer: Literal["model", "bytes"] = "model"  # of a model in `path`: its own, or UTF-8 bytes and 256 for the end
+    tokenizer: Literal["model", "bytes"] = "model"  # for a model in `path`: its own, or UTF-8 bytes and 256 for the end
     base: Literal["fp32", "bf16", "nf4"] = "fp32"
     rank: Annotated[int, Field(ge=1)] = 8
     alpha: Positive | None = None  # None: twice the rank
     dropout: Beta = 0.05  # of the adapters' inputs
-    base_dropout: Beta | None = None  # of the model's own layers; None: what the model says
-    layers: Annotated[int, Field(ge=1)] | None = None  # use the first ones of the model alone; None: all
+    base_dropout: Beta | None = None  # of the model's own layers; None: as the model has it
+    layers: Annotated[int, Field(ge=1)] | None = None  # use only the model's first ones; None: all
     modules: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = PROJECTIONS
 
     @model_validator(mode="after")
@@ -66,11 +72,11 @@ class ModelConfig(Frozen):
 
 
 class DataConfig(Frozen):
-    """Records of text: those of a JSONL file, or `generated` ones drawn from `seed`. A share of them, drawn from
-    `seed`, is held back to validate on. A record is cut after `max_length` tokens.
+    """Records of text: those of a JSONL file, or `generated` ones drawn from `seed`.
 
-    `template` stands around each prompt and response. A special token that it spells, such as `<|im_start|>`, is that
-    token; what a record spells is text.
+    A share of them, drawn from `seed`, is held back for validation. A record is cut after `max_length` tokens.
+    `template` surrounds each prompt and response. A special token spelled in the template, such as `<|im_start|>`, is
+    that token; one spelled in a record is text.
     """
 
     path: str = ""
@@ -96,48 +102,52 @@ class DataConfig(Frozen):
 
 
 def rows_at_once(train: TrainConfig) -> int:
-    """How many rows are evaluated at a time: as many as are trained on, so that what fits a step fits an evaluation, 64
-    at most. With `micro_batch_size=auto` nobody has said how many fit, so it is one."""
-    asked = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
-    return min(asked or -(-train.batch_size // train.parallel.data), 64)
+    """Returns how many rows are evaluated at a time: as many as are trained on, 64 at most.
+
+    So what fits a step fits an evaluation. With `micro_batch_size=auto` the number that fits is unknown, so it is one.
+    """
+    size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+    return min(size or -(-train.batch_size // train.parallel.data), 64)
 
 
 def check_packages() -> None:
-    """Raise ConfigError, in a sentence, where packages are missing. Imports none of them."""
+    """Raises ConfigError, in one sentence, if packages are missing. Imports none of them."""
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ConfigError(f"language models need {', '.join(missing)}: pip install 'hpo[llm]'.")
 
 
 def check_model(model: ModelConfig) -> None:
-    """Raise ConfigError, in a sentence, where packages are missing or `path` holds no model. Imports none of them."""
+    """Raises ConfigError, in a sentence, if packages are missing or `path` has no model. Imports none of them."""
     check_packages()
     if model.path:
         directory = expanded(model.path)
         if not directory.is_dir():
-            raise ConfigError(f"model.path={model.path!r} is no directory: give that of a model saved by transformers.")
+            raise ConfigError(
+                f"model.path={model.path!r} is not a directory: give that of a model saved by transformers."
+            )
         if not (directory / "config.json").is_file():
             raise ConfigError(f"model.path={model.path!r} has no config.json: give the directory of a whole model.")
         depth_of(model)
 
 
 def depth_of(model: ModelConfig) -> int | None:
-    """How many blocks of one kind the model has, where its config.json says so."""
+    """Returns the number of the model's equal blocks, if its config.json has it."""
     if not model.path:
         return None
     path = expanded(model.path) / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("num_hidden_layers")
+        depth = json.loads(path.read_text(encoding="utf-8")).get("num_hidden_layers")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(f"model.path={model.path!r} has no config.json that can be read ({error}).") from error
-    if not isinstance(found, int):
+    if not isinstance(depth, int):
         return None
-    if model.layers is not None and model.layers > found:
-        raise ConfigError(f"model.layers={model.layers} is more than the model has: give at most {found}.")
-    return model.layers or found
+    if model.layers is not None and model.layers > depth:
+        raise ConfigError(f"model.layers={model.layers} is more than the model has: give at most {depth}.")
+    return model.layers or depth
 
 
 def check_weights(model: ModelConfig) -> None:
-    """Raise ConfigError where a model cannot be trained for want of weights or a tokenizer."""
+    """Raises ConfigError if a model cannot be trained because weights or a tokenizer are missing."""
     if not model.path:
         return
     directory = expanded(model.path)
@@ -151,10 +161,15 @@ def check_weights(model: ModelConfig) -> None:
 
 
 def check_modules(model: ModelConfig) -> None:
-    """Raise ConfigError where no name in `modules` ends as that of a layer of the model does."""
+    """Raises ConfigError if a name in `modules` does not end like that of a layer of the model.
+
+    The default names, which are Llama's, are refused only if none does.
+    """
     layers = _matrices(expanded(model.path)) if model.path else {*PROJECTIONS, "embed_tokens", "lm_head"}
-    if not {_last(name) for name in model.modules} & {_last(layer) for layer in layers}:
-        raise no_such_modules(model.modules, layers)
+    kinds = set(map(_last, layers))
+    unknown = [name for name in model.modules if _last(name) not in kinds]
+    if unknown and (model.modules != PROJECTIONS or len(unknown) == len(PROJECTIONS)):
+        raise no_such_modules(unknown, layers)
 
 
 def _last(name: str) -> str:
@@ -162,21 +177,21 @@ def _last(name: str) -> str:
 
 
 def no_such_modules(given: Iterable[str], layers: Iterable[str]) -> ConfigError:
-    """What is raised for them."""
+    """Returns the error for names that match no layer."""
     named, kinds = ",".join(given), ", ".join(sorted(set(map(_last, layers))))
     return ConfigError(f"model.modules={named} names no linear layers of the model: give of {kinds}.")
 
 
 def _matrices(directory: Path) -> set[str]:
-    """The modules of a directory that have a parameter of two dimensions or more, by the headers of its safetensors."""
+    """Returns a directory's modules with a parameter of two dimensions or more, by its safetensors' headers."""
     from safetensors import SafetensorError, safe_open
 
-    found = set()
+    modules = set()
     for file in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(file, framework="numpy") as opened:
                 names = [name for name in opened.keys() if len(opened.get_slice(name).get_shape()) > 1]  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file} cannot be read as safetensors ({error}): save the model again.") from error
-        found |= {name.rpartition(".")[0] for name in names}
-    return found
+        modules |= {name.rpartition(".")[0] for name in names}
+    return modules

@@ -1,4 +1,4 @@
-"""What `hpo export` wrote, read again; and adapters from it as plain peft loads them. Torch-free until called.
+"""Reads files of `hpo export`, and saves adapters from them in peft's format. Torch-free until called.
 
 hpo export 3 --study lora --to best.safetensors
 python -m studies._lm.exported best.safetensors adapter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def exported(file: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(the configuration of the trial, the weights) in a file of `--format safetensors`. Raises DataError."""
+    """Returns (the configuration of the trial, the weights) of a file of `--format safetensors`. Raises DataError."""
     try:
         with safe_open(file, framework="pt") as opened:
             about = opened.metadata() or {}
@@ -34,16 +34,18 @@ def exported(file: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def vacant(directory: str) -> Path:
-    """A directory to write a model into. Raises DataError where something lies there, which may be what was trained
-    from."""
-    place = Path(directory)
-    if place.is_dir() and any(place.iterdir()):
+    """Returns a directory to write a model into.
+
+    Raises DataError if it is not empty, since it may hold the model that was trained from.
+    """
+    path = Path(directory)
+    if path.is_dir() and any(path.iterdir()):
         raise DataError(f"{directory} is not empty, and nothing in it is overwritten: name a new directory.")
-    return place
+    return path
 
 
 def save_adapter(file: str, directory: str) -> None:
-    """Write the adapters of an exported model, as `PeftModel.from_pretrained` reads them, into a new directory."""
+    """Writes the adapters of an exported model, as `PeftModel.from_pretrained` reads them, into a new directory."""
     from studies._lm.adapter import adapted
 
     config, weights = exported(file)

@@ -1,4 +1,4 @@
-"""Records of text in JSON lines, and their division into those to train on and those to validate on. Torch-free."""
+"""Reads records of text from JSON lines, and splits them into training and validation. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 def check_inputs(model: ModelConfig, data: DataConfig, records_of: Callable[[DataConfig], Sequence[Record]]) -> None:
-    """Raise ConfigError or DataError, in a sentence, for packages, a model, its layers or records that are not there,
-    and for prompts as long as a record may be."""
+    """Raises ConfigError or DataError, in one sentence, for missing packages, model, layers or records, and for prompts
+    that fill a whole record."""
     check_model(model)
     check_weights(model)
     check_modules(model)
@@ -34,7 +34,7 @@ def check_inputs(model: ModelConfig, data: DataConfig, records_of: Callable[[Dat
 
 
 def too_long(prompt: str, count: int, most: int, where: str = "") -> DataError:
-    """What is raised for a prompt of `count` tokens."""
+    """Returns the error for a prompt of `count` tokens."""
     return DataError(
         f"{where}the prompt {prompt[:40]!r} has {count} tokens and data.max_length is {most}, so nothing of its "
         "response is left: raise data.max_length, or shorten it."
@@ -42,8 +42,10 @@ def too_long(prompt: str, count: int, most: int, where: str = "") -> DataError:
 
 
 def _lengths(model: ModelConfig, data: DataConfig) -> Callable[[str], int] | None:
-    """Returns a function that counts the tokens of a prompt within the template. None where the directory has no
-    tokenizer.json: trials then tell."""
+    """Returns a function that counts the tokens of a prompt within the template.
+
+    None if the directory has no tokenizer.json: trials then report it.
+    """
     before, between, _ = data.pieces
     if not model.path or model.tokenizer == "bytes":
         return lambda text: len(f"{before}{text}{between}".encode())
@@ -56,7 +58,7 @@ def _lengths(model: ModelConfig, data: DataConfig) -> Callable[[str], int] | Non
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         about = directory / "tokenizer_config.json"
         begin = json.loads(about.read_text(encoding="utf-8")).get("bos_token") if about.is_file() else None
-    except Exception as error:  # tokenizers raises no class of its own
+    except Exception as error:  # tokenizers raises plain Exception
         raise ConfigError(f"the tokenizer in {str(directory)!r} cannot be read: {error}") from error
     tokenizer.no_truncation()
 
@@ -64,14 +66,16 @@ def _lengths(model: ModelConfig, data: DataConfig) -> Callable[[str], int] | Non
         return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
     begin = begin["content"] if isinstance(begin, dict) else begin
-    around = count(before) + count(between) + bool(begin and not before.startswith(begin))
+    template_length = count(before) + count(between) + bool(begin and not before.startswith(begin))
     tokenizer.encode_special_tokens = True  # in a record they are text
-    return lambda text: around + count(text)
+    return lambda text: template_length + count(text)
 
 
 def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
-    """The records of a file with one JSON object a line; each has all `fields`, as text that is not empty. Blank lines
-    are passed over. Raises DataError with the line."""
+    """Returns the records of a file with one JSON object a line; each has all `fields`, as non-empty text.
+
+    Blank lines are skipped. Raises DataError with the line.
+    """
     file = expanded(path)
     try:
         formats.refuse_other(file, formats.JSON_LINES)
@@ -112,7 +116,10 @@ def _record(where: str, line: str, fields: Sequence[str]) -> Record:
 
 
 def split(records: Sequence[T], share: float, seed: int) -> tuple[list[T], list[T]]:
-    """(to train on, to validate on): at least one of each; the second have a `share` of all, drawn from `seed`."""
+    """Returns (training, validation) records, at least one of each.
+
+    Validation has a `share` of all, drawn from `seed`.
+    """
     order = np.random.default_rng(seed).permutation(len(records))
-    held = min(max(round(share * len(records)), 1), len(records) - 1)
-    return [records[i] for i in sorted(order[held:])], [records[i] for i in sorted(order[:held])]
+    count = min(max(round(share * len(records)), 1), len(records) - 1)
+    return [records[i] for i in sorted(order[count:])], [records[i] for i in sorted(order[:count])]

@@ -1,4 +1,4 @@
-"""Text as tokens for a causal language model: prompts are read, responses are learnt."""
+"""Turns text into tokens for a causal language model: prompts are read, responses are learnt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IGNORED = -100
 
 
 class Pretrained:
-    """The tokenizer of a model's directory. `begin` is what every text begins with, `end` what a response ends with.
+    """The tokenizer of a model's directory. `begin` starts every text, `end` ends a response.
 
-    A text is data: where it spells a special token, it is encoded as any other characters are; `parse` takes such a
-    spelling for the token.
+    A text is data: a special token spelled in it is encoded like any other characters; `parse` takes such a spelling as
+    the token.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -54,7 +54,7 @@ class Pretrained:
 
 
 def tokenizer(config: ModelConfig) -> Tokenizer:
-    """The one of the model's directory, or bytes."""
+    """Returns the tokenizer of the model's directory, or bytes."""
     if not config.path or config.tokenizer == "bytes":
         return Bytes()
     return Pretrained(expanded(config.path))
@@ -74,8 +74,11 @@ def _parsed(text: Tokenizer, piece: str) -> list[int]:
 
 
 def tokens_of(text: Tokenizer, prompt: str, response: str, data: DataConfig) -> dict[str, Tensor]:
-    """`tokens` of prompt, response and end, cut after `data.max_length`, and their `labels`: the tokens of the response
-    and the end, IGNORED in place of the prompt's. Raises DataError where the cut leaves no response."""
+    """Returns `tokens` of prompt, response and end, cut after `data.max_length`, and their `labels`.
+
+    The labels are the tokens of the response and the end, and IGNORED in place of the prompt's. Raises DataError if the
+    cut leaves no response.
+    """
     begin, max_length = prompt_of(text, prompt, data), data.max_length
     if len(begin) >= max_length:
         raise too_long(prompt, len(begin), max_length)
@@ -88,19 +91,22 @@ def tokens_of(text: Tokenizer, prompt: str, response: str, data: DataConfig) -> 
 
 
 class Samples(list[dict[str, Tensor]]):
-    """Samples in memory, which no random number is drawn for."""
+    """Samples in memory; reading them draws no random number."""
 
     draws = False
 
 
 def padded(samples: Sequence[dict[str, Tensor]], end: int) -> Padded:
-    """`samples` in batches padded on the right: a causal model reads nothing after a token, so it needs no mask. What
-    is named `...labels` is padded by IGNORED, the rest by `end`."""
+    """Returns `samples` in batches padded on the right.
+
+    A causal model reads nothing after a token, so it needs no mask. Tensors named `...labels` are padded by IGNORED,
+    the rest by `end`.
+    """
     return Padded(Samples(samples), {name: IGNORED if name.endswith("labels") else end for name in samples[0]})
 
 
 def batches(data: Padded, rows: int, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """All of `data` in its order, at most `rows` samples at a time, on `device`."""
+    """Yields all of `data` in its order, at most `rows` samples at a time, on `device`."""
     for start in range(0, len(data), rows):
         batch = data.__getitems__(range(start, min(start + rows, len(data))))
         yield {name: tensor.to(device) for name, tensor in batch.items()}

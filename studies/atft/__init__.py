@@ -1,7 +1,7 @@
 """ATFT-GAT-FAN: ranks the stocks of a day by future return, on a synthetic market with a known ceiling or a file."""
 
 from hpo import Choice, Float, Int, Objective, Study
-from studies.atft.config import Config
+from studies.atft.config import READ_WHEN, Config
 
 STUDY = Study(
     name="atft",
@@ -33,7 +33,7 @@ STUDY = Study(
         "train.clip.norm": Float(0.3, 3.0, log=True, tier=3),
         "train.average.name": Choice(["none", "ema"], tier=3),
     },
-    # The epoch with the best RankIC is the one whose checkpoint is kept, so it is the one a trial is judged by.
+    # The checkpoint of the epoch with the best RankIC is kept, so trials are judged by that epoch.
     objectives=[Objective("val/rank_ic_5d", "maximize", select="best")],
     metrics=("val/oracle_ratio_5d", "train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
     presets={
@@ -71,6 +71,7 @@ STUDY = Study(
     },
     data_paths=("data.path",),
     hold_out={"data.split.test": True},
+    read_when=READ_WHEN,
     sampler="tpe",
     strategy={"name": "asha", "min_epochs": 1},  # of four epochs
 )

@@ -1,4 +1,4 @@
-"""The linear reference: ridge on the features of the day, beside the oracle. Torch-free.
+"""Computes the linear reference: ridge on the features of the day, next to the oracle. Torch-free.
 
 python -m studies.atft.baseline [SEEDS]     mean over synthetic markets of that many seeds
 """
@@ -18,7 +18,7 @@ PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)
 
 
 def ridge_predictions(panel: Panel, horizon: int, days: np.ndarray, min_stocks: int) -> np.ndarray:
-    """Predictions [days, stocks], NaN where not ranked, of the horizon with index `horizon`.
+    """Returns predictions [days, stocks], NaN where not ranked, of the horizon with index `horizon`.
 
     Fitted on the training days; the penalty (per row) is the best on the last fifth of them, purged by 20 days.
     """
@@ -44,8 +44,10 @@ def _predict(panel: Panel, coefficients: np.ndarray, days: np.ndarray) -> np.nda
 
 
 def rank_ics(seeds: int, horizons: int) -> np.ndarray:
-    """Of the first `horizons` ones [horizons, 2]: the RankIC of ridge and of the oracle on the validation days, means
-    over synthetic markets."""
+    """Returns [horizons, 2]: the RankIC of ridge and of the oracle on the validation days, for the first `horizons`.
+
+    They are means over synthetic markets.
+    """
     rows = []
     for seed in range(seeds):
         config = DataConfig(seed=seed)
@@ -61,10 +63,10 @@ def rank_ics(seeds: int, horizons: int) -> np.ndarray:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on, as argparse reads one."""
+    """Parses a whole number from 1 on, for argparse."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0: give 1 or more.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0: give 1 or more.")
     return number
 
 

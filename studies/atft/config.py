@@ -1,4 +1,4 @@
-"""What can be set in the atft study. Torch-free."""
+"""Configures the atft study. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from studies.atft.phases import PHASES, PhaseConfig, plan
+from studies.atft.phases import ALL, PHASES, TERMS, PhaseConfig, plan
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, TrainConfig
 from trainer.errors import ConfigError
 
@@ -15,7 +15,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def _split(names: object) -> object:
-    """A tuple of names, from a list or from text that separates them by commas: `-o data.features=a,b`."""
+    """Returns a tuple of names, from a list or from text that separates them by commas: `-o data.features=a,b`."""
     if isinstance(names, str):
         return tuple(name.strip() for name in names.split(",") if name.strip())
     return tuple(names) if isinstance(names, list) else names
@@ -49,7 +49,7 @@ class GraphConfig(Frozen):
 
 
 class SplitConfig(Frozen):
-    """Walk-forward, in trading days. `fold` counts from the earliest; `test` also evaluates the last block."""
+    """Splits walk-forward, in trading days. `fold` counts from the earliest; `test` also evaluates the last block."""
 
     val_days: PositiveInt = 120
     test_days: PositiveInt = 80
@@ -68,10 +68,10 @@ class SplitConfig(Frozen):
 
 
 class DataConfig(Frozen):
-    """Where the panel comes from and how it is prepared. An empty `path` is the synthetic market.
+    """The source of the panel and its preparation. An empty `path` is the synthetic market.
 
-    `features` names numeric columns of the file that become features beside those made of prices and volume; each must
-    be known at the close of its day. `max_stocks` keeps the most traded stocks of the training span (0: all);
+    `features` names numeric columns of the file that become features in addition to those made of prices and volume;
+    each must be known at the close of its day. `max_stocks` keeps the most traded stocks of the training span (0: all);
     `control="shuffled"` permutes the training targets within each day, so that nothing can be learnt: the negative
     control.
     """
@@ -111,8 +111,10 @@ class DataConfig(Frozen):
 
 
 class ModelConfig(Frozen):
-    """`num_frequencies` is FAN's K (0: no FAN), `num_filters` how many filters read each channel of its main signal;
-    with `main_layers=2` what they read passes a second layer, as in FAN's paper; `graph`, `attention` and `selection`
+    """The model's sizes and parts.
+
+    `num_frequencies` is FAN's K (0: no FAN), `num_filters` the filters on each channel of its main signal. With
+    `main_layers=2` the filters' output passes a second layer, as in FAN's paper; `graph`, `attention` and `selection`
     switch the GAT, the attention over the window and the weights of the features.
     """
 
@@ -136,7 +138,7 @@ class ModelConfig(Frozen):
 
 
 class TermScale(Frozen):
-    """Factors on the weights of every phase, one per term: what a search varies."""
+    """Factors on the weights of every phase, one per term: the factors that a search varies."""
 
     mse: NonNegative = 1.0
     rank_ic: NonNegative = 1.0
@@ -145,9 +147,11 @@ class TermScale(Frozen):
 
 
 class LossConfig(Frozen):
-    """The composite loss. `phase` picks one of `phases`, or `schedule` for all of them one after another;
+    """The composite loss. `phase` picks one of `phases`, or `schedule` for all of them in turn.
+
     `horizon_weights.5` is the weight of 5 days, 1 for a horizon that is not named; `point=quantile` gives the model a
-    head of the quantiles .05, .25, .5, .75 and .95, of which the median ranks."""
+    head of the quantiles .05, .25, .5, .75 and .95, of which the median ranks.
+    """
 
     phase: str = "3"
     scale: TermScale = TermScale()
@@ -157,10 +161,35 @@ class LossConfig(Frozen):
 
 
 class EvalConfig(Frozen):
-    """`cost` is paid per unit of turnover; a larger share of undefined days than `max_undefined` fails a trial."""
+    """Settings of the evaluation.
+
+    `cost` is paid per unit of turnover; more undefined days than the share `max_undefined` fail a trial.
+    """
 
     cost: Annotated[float, Field(ge=0.0)] = 0.0005
     max_undefined: Share = 0.05
+
+
+def _in_a_phase(reads: str) -> str:
+    """Returns the condition that a phase of the run `reads` something, such as `phases.{}.graph == True`."""
+    return " or ".join(f"(loss.phase in ('{name}', '{ALL}') and {reads.format(name)})" for name in PHASES)
+
+
+# Fields that are read only under a condition: `read_when` of the study. data.graph.window also sets the day of the
+# first sample.
+_GRAPH = ("min_observations", "min_correlation", "top_k", "refresh")
+READ_WHEN = {
+    "data.market.*": "data.path == ''",
+    "data.features": "data.path != ''",
+    "data.seed": "data.path == '' or data.control == 'shuffled'",
+    **{f"data.graph.{name}": f"model.graph == True and ({_in_a_phase('phases.{}.graph == True')})" for name in _GRAPH},
+    **dict.fromkeys(["model.main_layers", "model.num_filters"], "model.num_frequencies > 0"),
+    "model.num_heads": "model.attention == True or model.graph == True",
+    **{f"phases.{name}.*": f"loss.phase in ('{name}', '{ALL}')" for name in PHASES},
+    **{f"phases.{name}.epochs": f"loss.phase == '{ALL}'" for name in PHASES},
+    **{f"loss.scale.{term}": _in_a_phase(f"phases.{{}}.weights.{term} > 0") for term in TERMS},
+    "loss.tau": f"loss.scale.rank_ic > 0 and ({_in_a_phase('phases.{}.weights.rank_ic > 0')})",
+}
 
 
 TRAIN = TrainConfig(
@@ -185,7 +214,7 @@ class Config(Frozen):
     @field_validator("phases", mode="before")
     @classmethod
     def _phases_known(cls, given: object) -> object:
-        """Before what an unknown phase lacks is complained of."""
+        """Refuses an unknown phase, before its missing fields are reported."""
         if isinstance(given, dict) and (unknown := sorted(set(given) - set(PHASES), key=str)):
             raise ValueError(f"{unknown[0]!r} is not a phase: choose among {', '.join(PHASES)}")
         return given
@@ -216,12 +245,12 @@ class Config(Frozen):
         return self
 
     def in_fold(self, fold: int, folds: int) -> Config:
-        """The configuration of one of `folds`, counted from the earliest."""
+        """Returns the configuration of one of `folds`, counted from the earliest."""
         config = self.model_dump()
         config["data"]["split"] |= {"fold": fold, "num_folds": folds}
         return Config.model_validate(config)
 
     @property
     def omega(self) -> list[float]:
-        """The weight of each horizon, as given."""
+        """Returns the weight of each horizon, as configured."""
         return [self.loss.horizon_weights.get(str(h), 1.0) for h in self.data.horizons]

@@ -1,4 +1,4 @@
-"""Features and targets of a panel [days, stocks]. Every feature of day t reads days up to t alone."""
+"""Computes features and targets of a panel [days, stocks]. Every feature of day t reads only days up to t."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Grid:
-    """A table on its grid: every array is [days, stocks], NaN where there is no row.
+    """A table on its grid: every array is [days, stocks], NaN where a row is missing.
 
-    Prices in `columns` are adjusted where the table has `adj_close`. `dollars`, the money traded, never is: adjusted
-    prices are divided by splits and dividends yet to come, so that their level knows the future.
+    Prices in `columns` are adjusted if the table has `adj_close`. `dollars`, the money traded, never is: adjusted
+    prices are divided by later splits and dividends, so their level knows the future.
     """
 
     days: np.ndarray
@@ -38,11 +38,11 @@ class Grid:
 
 
 def to_grid(table: Table) -> Grid:
-    """Spread a cleaned table over days x stocks.
+    """Spreads a cleaned table over days x stocks.
 
-    `returns` are log returns since the stock's last row, NaN on its first row, without a row, and where the price
-    jumps by more than 40 %, unless adjusted prices say that it is no split: far more often than news it is one.
-    `index` is their running sum, so that a return over k days is a difference.
+    `returns` are log returns since the stock's last row, NaN on its first row, without a row, and where the price jumps
+    by more than 40 %, unless adjusted prices show that it is not a split: a split is far more likely than news. `index`
+    is their running sum, so that a return over k days is a difference.
     """
     days, row_day = np.unique(table.dates, return_inverse=True)
     shape = (len(days), len(table.code_names))
@@ -69,7 +69,7 @@ def to_grid(table: Table) -> Grid:
 
 
 def features(grid: Grid) -> tuple[tuple[str, ...], np.ndarray]:
-    """(names, values [days, stocks, features] float32, NaN missing): those of NAMES, then the table's own numbers."""
+    """Returns (names, values [days, stocks, features] float32, NaN missing): NAMES, then the table's own columns."""
     c, r = grid.columns, grid.returns
     log = {name: np.log(c[name]) for name in PRICES}
     clean_since = _clean_since(grid)
@@ -96,15 +96,15 @@ def features(grid: Grid) -> tuple[tuple[str, ...], np.ndarray]:
     out["drawdown_20"] = grid.index - _rolling_max(level, 20)
     out["mean_gap_20"] = grid.index - _rolling_mean(level, 20)
     out["market_1"] = np.broadcast_to(market, r.shape)
-    own = sorted(name for name in c if name not in (*PRICES, "volume"))
-    out = {name: out[name] for name in NAMES} | {name: c[name] for name in own}
+    extra = sorted(name for name in c if name not in (*PRICES, "volume"))
+    out = {name: out[name] for name in NAMES} | {name: c[name] for name in extra}
     values = np.stack(list(out.values()), axis=-1)
     values[~grid.observed] = np.nan
     return tuple(out), np.where(np.isfinite(values), values, np.nan).astype(np.float32)
 
 
 def forward_returns(grid: Grid, horizons: tuple[int, ...]) -> np.ndarray:
-    """Log returns from the close of day t to that of day t + h, [days, stocks, horizons].
+    """Returns log returns from the close of day t to that of day t + h, [days, stocks, horizons].
 
     NaN without a row on either day, or with a jump in between.
     """
@@ -116,7 +116,7 @@ def forward_returns(grid: Grid, horizons: tuple[int, ...]) -> np.ndarray:
 
 
 def _k_day(grid: Grid, k: int, clean_since: np.ndarray) -> np.ndarray:
-    """Return over the last k days; NaN unless both ends are observed and nothing in between is cut out."""
+    """Returns the return over the last k days; NaN unless both ends are observed and nothing in between is cut out."""
     out = np.full(grid.returns.shape, np.nan)
     out[k:] = grid.index[k:] - grid.index[:-k]
     start = np.arange(len(grid.days))[:, None] - k
@@ -127,14 +127,14 @@ def _k_day(grid: Grid, k: int, clean_since: np.ndarray) -> np.ndarray:
 
 
 def _clean_since(grid: Grid) -> np.ndarray:
-    """Per day the last day that began a new price history: a first row or a jump."""
+    """Returns for each day the last day that began a new price history: a first row or a jump."""
     cut = grid.observed & ~np.isfinite(grid.returns)
     day = np.arange(len(grid.days))[:, None]
     return np.maximum.accumulate(np.where(cut, day, -1), axis=0)
 
 
 def _last_seen(values: np.ndarray) -> np.ndarray:
-    """Per day the last value before it that is not NaN."""
+    """Returns for each day the last value before it that is not NaN."""
     rows = np.where(np.isfinite(values), np.arange(len(values))[:, None], -1)
     last = np.maximum.accumulate(rows, axis=0)
     last = np.concatenate([np.full((1, values.shape[1]), -1), last[:-1]])
@@ -142,7 +142,7 @@ def _last_seen(values: np.ndarray) -> np.ndarray:
 
 
 def _rolling_sum(values: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """(sum, count) of what is not NaN among the last `window` days."""
+    """Returns (sum, count) of the values other than NaN among the last `window` days."""
     total = np.cumsum(np.nan_to_num(values), axis=0)
     count = np.cumsum(np.isfinite(values), axis=0)
     for running in (total, count):
@@ -168,13 +168,13 @@ def _rolling_max(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _row_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the stocks of each day, [days, 1]."""
+    """Returns the mean over the stocks of each day, [days, 1]."""
     count = np.isfinite(values).sum(axis=1, keepdims=True)
     return np.where(count > 0, np.nansum(values, axis=1, keepdims=True) / np.maximum(count, 1), np.nan)
 
 
 def _sector_mean(values: np.ndarray, sectors: np.ndarray) -> np.ndarray:
-    """Mean over the stocks of the same sector, unknown sectors together."""
+    """Returns the mean over the stocks of the same sector, unknown sectors together."""
     out = np.empty_like(values)
     for sector in np.unique(sectors):
         members = sectors == sector
@@ -183,7 +183,7 @@ def _sector_mean(values: np.ndarray, sectors: np.ndarray) -> np.ndarray:
 
 
 def _row_rank(values: np.ndarray) -> np.ndarray:
-    """Rank within the day scaled to [-0.5, 0.5], NaN kept."""
+    """Returns the rank within the day scaled to [-0.5, 0.5], NaN kept."""
     order = np.argsort(np.argsort(np.where(np.isfinite(values), values, np.inf), axis=1, kind="stable"), axis=1)
     count = np.isfinite(values).sum(axis=1, keepdims=True)
     return np.where(np.isfinite(values), order / np.maximum(count - 1, 1) - 0.5, np.nan)

@@ -1,6 +1,6 @@
-"""The day's graph over the stocks, from returns up to that day alone. Torch-free.
+"""Builds the day's graph over the stocks, from returns up to that day alone. Torch-free.
 
-A panel is of one market, so an edge has no feature that says whether both ends share it: `size_gap` is in its place.
+A panel covers one market, so an edge has `size_gap` in place of a feature for a shared market.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Graphs:
 
 
 def build_graphs(returns: np.ndarray, size: np.ndarray, sectors: np.ndarray, config: GraphConfig) -> Graphs:
-    """One graph every `refresh` days. returns, size (the rank of a stock's turnover): [days, stocks], NaN missing.
+    """Returns one graph every `refresh` days. returns, size (a stock's turnover rank): [days, stocks], NaN missing.
 
-    The market's mean is taken out of each day first: raw correlations of stocks all exceed any useful threshold. An
-    edge also tells how much larger the source is: large stocks lead small ones (Lo and MacKinlay, 1990).
+    The market's mean is subtracted on each day first: raw correlations of stocks all exceed any useful threshold. An
+    edge also has how much larger the source is: large stocks lead small ones (Lo and MacKinlay, 1990).
     """
     days, stocks = returns.shape
     count = np.isfinite(returns).sum(axis=1, keepdims=True)
@@ -61,7 +61,7 @@ def build_graphs(returns: np.ndarray, size: np.ndarray, sectors: np.ndarray, con
 
 
 def _correlation(x: np.ndarray, min_observations: int) -> np.ndarray:
-    """Correlation of the columns of x [days, stocks] over their common days; 0 where those are too few."""
+    """Returns the correlation of the columns of x [days, stocks] over their common days; 0 where those are too few."""
     seen = np.isfinite(x).astype(float)
     x = np.nan_to_num(x)
     n = seen.T @ seen

@@ -1,9 +1,9 @@
-"""The composite loss of a ranking model: point error, cross-sectional IC, soft RankIC and Sharpe, in fp32.
+"""Computes the composite loss of a ranking model: point error, cross-sectional IC, soft RankIC and Sharpe, in fp32.
 
-Shapes: predictions, targets, returns, valid are [days, horizons, stocks]. What is masked out is replaced before any
+Shapes: predictions, targets, returns, valid are [days, horizons, stocks]. Masked values are replaced before any
 arithmetic, since 0 * NaN is NaN, in the backward pass too. A day of fewer than `min_stocks` valid stocks, or of a
 constant target, at any weighted horizon is excluded and counted; so is one whose block has too few days left for the
-Sharpe term, where that is weighted. When all are excluded the count is 0, and the step is skipped.
+Sharpe term, if that is weighted. When all are excluded the count is 0, and the step is skipped.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def composite(
     min_stocks: int = 20,
     shares: bool = False,
 ) -> Loss:
-    """sum_h omega_h sum_k lambda_k L_kh of a batch of days.
+    """Returns sum_h omega_h sum_k lambda_k L_kh of a batch of days.
 
     Terms are raw, before their weights, averaged over the weighted horizons. The weight "mse" is that of the point loss
-    `point`: mse, huber, or quantile, for which predictions are [..., stocks, QUANTILES] and what is ranked is the
-    median. mask: [days, stocks]; blocks: [blocks, days], 1 where the day belongs to the block of consecutive days over
+    `point`: mse, huber, or quantile, for which predictions are [..., stocks, QUANTILES] and the median is
+    ranked. mask: [days, stocks]; blocks: [blocks, days], 1 where the day belongs to the block of consecutive days over
     which the Sharpe term is taken. returns may be on any scale, so that of h days over h as well as in deviations: the
     Sharpe ratio has none. horizon_weights: [horizons]. `shares` adds the terms of `gradient_shares`.
     """
@@ -51,13 +51,13 @@ def composite(
     y, r = (torch.where(valid, v, 0.0) for v in (targets.float(), returns.float()))
     days = _scored(y, valid, weighted, min_stocks)
     if "sharpe" in weights:
-        held = (blocks * days).sum(dim=1, keepdim=True) >= MIN_SHARPE_DAYS
-        days = days & (blocks.bool() & held).any(dim=0)
-    given = torch.where(valid[..., None] if point == "quantile" else valid, predictions, 0.0)
-    p = given[..., MEDIAN] if point == "quantile" else given
+        enough = (blocks * days).sum(dim=1, keepdim=True) >= MIN_SHARPE_DAYS
+        days = days & (blocks.bool() & enough).any(dim=0)
+    outputs = torch.where(valid[..., None] if point == "quantile" else valid, predictions, 0.0)
+    p = outputs[..., MEDIAN] if point == "quantile" else outputs
     per_day: dict[str, Tensor] = {}
     if "mse" in weights:
-        per_day[point] = point_error(given, y, valid, point)
+        per_day[point] = point_error(outputs, y, valid, point)
     if "cs_ic" in weights:
         per_day["cs_ic"] = 1 - correlation(p, y, valid)
     if "rank_ic" in weights:
@@ -74,10 +74,10 @@ def composite(
 
 
 def gradient_shares(losses: Mapping[str, Loss], weights: Mapping[str, float], predictions: Tensor) -> dict[str, Tensor]:
-    """`grad_share_<name>` of each term: |g_k| / sum_j |g_j| with g_k its weighted gradient by the predictions.
+    """Returns `grad_share_<name>` of each term: |g_k| / sum_j |g_j| with g_k its weighted gradient by the predictions.
 
-    Not by the parameters: that would take a backward pass through the model for each term, this one none, and the
-    chain rule sends all terms through the same Jacobian. Times the count, as the terms of a Loss are.
+    The gradient by the parameters would take a backward pass through the model for each term, this one none, and the
+    chain rule sends all terms through the same Jacobian. It is times the count, like the terms of a Loss.
     """
     norms = {}
     for name, loss in losses.items():
@@ -88,21 +88,24 @@ def gradient_shares(losses: Mapping[str, Loss], weights: Mapping[str, float], pr
 
 
 def point_error(p: Tensor, y: Tensor, valid: Tensor, kind: str) -> Tensor:
-    """The mean over a day's stocks, [days, horizons], of the squared error, the Huber error (delta 1), or the quantile
-    loss max(q e, (q - 1) e), a mean over QUANTILES (Koenker and Bassett, 1978)."""
+    """Returns the mean over a day's stocks, [days, horizons], of a point error.
+
+    This is the squared error, the Huber error (delta 1), or the quantile loss max(q e, (q - 1) e), a mean over
+    QUANTILES (Koenker and Bassett, 1978).
+    """
     if kind == "mse":
         error = (p - y).square()
     elif kind == "huber":
         error = torch.nn.functional.huber_loss(p, y, reduction="none")
     elif kind == "quantile":
-        levels, apart = p.new_tensor(QUANTILES), y[..., None] - p
-        error = torch.maximum(levels * apart, (levels - 1) * apart).mean(dim=-1)
+        levels, difference = p.new_tensor(QUANTILES), y[..., None] - p
+        error = torch.maximum(levels * difference, (levels - 1) * difference).mean(dim=-1)
     else:
         raise ConfigError(f"loss.point {kind!r} is not a point loss: choose mse, huber or quantile.")
     return (error * valid).sum(dim=-1) / valid.sum(dim=-1).clamp(min=1)
 
 
 def _scored(y: Tensor, valid: Tensor, weighted: Tensor, min_stocks: int) -> Tensor:
-    """[days]: enough stocks with targets that differ, at every weighted horizon."""
+    """Returns [days]: True with enough stocks whose targets differ, at every weighted horizon."""
     _, spread, n = moments(y, valid)
     return ((n >= min_stocks) & (spread > EPS) | ~weighted).all(dim=1)

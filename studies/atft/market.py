@@ -1,4 +1,4 @@
-"""A synthetic stock market whose conditional mean is known in closed form.
+"""Simulates a stock market whose conditional mean is known in closed form.
 
     r(i,t+1) = beta_i f(t+1) + g_s(i)(t+1) + sigma(i,t+1) [alpha(i,t) + eps(i,t+1)]    log returns, clipped at +-30 %
 
@@ -10,11 +10,12 @@ each a Markov process whose k-step expectation is known:
     lead-lag    like R with + and the eps of the stock's leader, the most traded of its group (Lo and MacKinlay, 1990)
     cycle       sqrt(2) cos(theta), theta' = theta + omega, omega AR(1): Gaussian phase, so
                 E[cos theta(t+k)] = cos(mean) exp(-variance / 2)
-    quality     AR(1), seen through two features whose noise a mean over the window takes out
+    quality     AR(1), seen through two features whose noise a mean over the window removes
     regime      (+-1 Markov chain) x (slow AR(1) momentum in eps): the product of two expectations
 
 sigma is independent of the parts, so E[r(t+1..t+h)] is the sum over k of E[sigma] E[alpha]: the oracle. It knows the
-latent state, hence is a ceiling, not an attainable score. The clip moves it by less than the noise of any estimate.
+latent state, so it is a ceiling rather than an attainable score. The clip moves it by less than the noise of any
+estimate.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LEVEL_SD, FLOW_NOISE, QUALITY_NOISE = 2.0, 0.4, 1.0
 
 @dataclass(frozen=True)
 class State:
-    """The latent state after day t. Arrays end in the stock axis (1 where the market shares the value)."""
+    """The latent state after day t. Arrays end in the stock axis (1 if the market shares the value)."""
 
     reversal: np.ndarray
     lead_lag: np.ndarray
@@ -64,12 +65,12 @@ class State:
 
 
 def student_t(rng: np.random.Generator, df: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Student t with unit variance."""
+    """Returns Student t draws with unit variance."""
     return rng.standard_t(df, shape) * np.sqrt((df - 2) / df)
 
 
 class Dynamics:
-    """The law of the market: fixed attributes of its stocks, one step, and the expectation of what follows."""
+    """The law of the market: fixed attributes of its stocks, one step, and conditional expectations."""
 
     def __init__(self, config: MarketConfig, rng: np.random.Generator) -> None:
         n = config.num_stocks
@@ -87,28 +88,31 @@ class Dynamics:
         self.omega_mean = 2 * np.pi / rng.uniform(*PERIODS, n)
 
     def start(self, rng: np.random.Generator, lead: tuple[int, ...] = ()) -> State:
-        """A state near stationarity, with leading axes `lead`."""
-        own, shared = (*lead, self.num_stocks), (*lead, 1)
+        """Returns a state near stationarity, with leading axes `lead`."""
+        per_stock, shared = (*lead, self.num_stocks), (*lead, 1)
         return State(
-            reversal=rng.standard_normal(own),
-            lead_lag=rng.standard_normal(own) * self.follows,
-            momentum=rng.standard_normal(own),
-            quality=rng.standard_normal(own),
-            theta=rng.uniform(0, 2 * np.pi, own),
-            omega=np.broadcast_to(self.omega_mean, own).copy(),
+            reversal=rng.standard_normal(per_stock),
+            lead_lag=rng.standard_normal(per_stock) * self.follows,
+            momentum=rng.standard_normal(per_stock),
+            quality=rng.standard_normal(per_stock),
+            theta=rng.uniform(0, 2 * np.pi, per_stock),
+            omega=np.broadcast_to(self.omega_mean, per_stock).copy(),
             regime=np.where(rng.random(shared) < 0.5, 1.0, -1.0),
-            log_vol=VOL_SD * rng.standard_normal(own),
+            log_vol=VOL_SD * rng.standard_normal(per_stock),
             garch=np.full(shared, MARKET_SD**2),
         )
 
     def step(self, state: State, day: int, rng: np.random.Generator) -> tuple[State, np.ndarray]:
-        """The state after the next day, and that day's log returns [..., stocks]. `day` is the day of `state`."""
+        """Returns the state after the next day, and that day's log returns [..., stocks].
+
+        `day` is the day of `state`.
+        """
         lead = state.reversal.shape[:-1]
-        own, shared = state.reversal.shape, (*lead, 1)
+        per_stock, shared = state.reversal.shape, (*lead, 1)
         factor = np.sqrt(state.garch) * student_t(rng, 5, shared)
         sectors = SECTOR_SD * student_t(rng, 5, (*lead, NUM_SECTORS))
         groups = student_t(rng, 4.5, (*lead, int(self.group[-1]) + 1))
-        eps = np.sqrt(1 - GROUP_SHARE) * student_t(rng, 4.5, own) + np.sqrt(GROUP_SHARE) * groups[..., self.group]
+        eps = np.sqrt(1 - GROUP_SHARE) * student_t(rng, 4.5, per_stock) + np.sqrt(GROUP_SHARE) * groups[..., self.group]
         sigma = np.exp(self.log_sigma + state.log_vol)
         returns = self.beta * factor + sectors[..., self.sector] + sigma * (self._alpha(state, day, 0) + eps)
         flip = rng.random(shared) >= REGIME_STAY
@@ -116,17 +120,19 @@ class Dynamics:
             reversal=_ar(state.reversal, REVERSAL, -eps),
             lead_lag=_ar(state.lead_lag, LEAD_LAG, eps[..., self.leader] * self.follows),
             momentum=_ar(state.momentum, MOMENTUM, eps),
-            quality=_ar(state.quality, QUALITY, rng.standard_normal(own)),
+            quality=_ar(state.quality, QUALITY, rng.standard_normal(per_stock)),
             theta=state.theta + state.omega,
-            omega=self.omega_mean + OMEGA_AR * (state.omega - self.omega_mean) + OMEGA_SD * rng.standard_normal(own),
+            omega=self.omega_mean
+            + OMEGA_AR * (state.omega - self.omega_mean)
+            + OMEGA_SD * rng.standard_normal(per_stock),
             regime=np.where(flip, -state.regime, state.regime),
-            log_vol=VOL_SD * _ar(state.log_vol / VOL_SD, VOL_AR, rng.standard_normal(own)),
+            log_vol=VOL_SD * _ar(state.log_vol / VOL_SD, VOL_AR, rng.standard_normal(per_stock)),
             garch=MARKET_SD**2 * (1 - GARCH_ALPHA - GARCH_BETA) + GARCH_ALPHA * factor**2 + GARCH_BETA * state.garch,
         )
         return after, np.clip(returns, -CLIP, CLIP)
 
     def expected_return(self, state: State, day: int | np.ndarray, horizon: int) -> np.ndarray:
-        """E[r(t+1) + ... + r(t+horizon)] given the state after day t, [..., stocks]."""
+        """Returns E[r(t+1) + ... + r(t+horizon)] given the state after day t, [..., stocks]."""
         total = np.zeros_like(state.reversal)
         for k in range(horizon):
             decay = VOL_AR**k
@@ -135,7 +141,7 @@ class Dynamics:
         return total
 
     def _alpha(self, state: State, day: int | np.ndarray, k: int) -> np.ndarray:
-        """E[alpha(t+k)] given the state after day t; for k = 0 alpha itself."""
+        """Returns E[alpha(t+k)] given the state after day t; for k = 0 alpha itself."""
         late = np.asarray(day) + k >= BREAK * self.num_days
         drift = (1 - OMEGA_AR**k) / (1 - OMEGA_AR) * (state.omega - self.omega_mean)
         # The shock to omega m days ahead moves theta(t+k) by the sum of its remaining decay.
@@ -152,7 +158,7 @@ class Dynamics:
 
 @dataclass(frozen=True)
 class Market:
-    """What is seen of a market (`table`) and what is true of it: `oracle[h]` [days, stocks], codes in order."""
+    """The observed part of a market (`table`) and its truth: `oracle[h]` [days, stocks], codes in order."""
 
     table: Table
     codes: np.ndarray
@@ -160,7 +166,7 @@ class Market:
 
 
 def simulate(config: MarketConfig, seed: int, horizons: tuple[int, ...]) -> Market:
-    """The market of (config, seed): the same bytes every time."""
+    """Returns the market of (config, seed): the same bytes every time."""
     rng = np.random.default_rng([seed, 0xA7F7])
     law = Dynamics(config, rng)
     state = law.start(rng)
@@ -178,12 +184,12 @@ def simulate(config: MarketConfig, seed: int, horizons: tuple[int, ...]) -> Mark
 
 
 def _ar(value: np.ndarray, rho: float, shock: np.ndarray) -> np.ndarray:
-    """One step of a unit-variance AR(1)."""
+    """Returns one step of a unit-variance AR(1)."""
     return rho * value + np.sqrt(1 - rho**2) * shock
 
 
 def _observe(law: Dynamics, path: State, returns: np.ndarray, codes: np.ndarray, rng: np.random.Generator) -> Table:
-    """The rows a data vendor would deliver: prices, volume, features, and their imperfections."""
+    """Returns the rows that a data vendor would deliver: prices, volume, features, and their imperfections."""
     columns = {**_prices(law, path, returns, rng), **_features(path, rng)}
     present = _presence(returns.shape, rng)
     days, stocks = np.nonzero(present)
@@ -202,7 +208,7 @@ def _observe(law: Dynamics, path: State, returns: np.ndarray, codes: np.ndarray,
 
 
 def _prices(law: Dynamics, path: State, returns: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """OHLCV [days, stocks]; one stock splits 2 for 1 and nobody adjusts it; ticks of a cent make ties."""
+    """Returns OHLCV [days, stocks]; one stock splits 2 for 1 without adjustment; ticks of a cent make ties."""
     shape = returns.shape
     sigma = np.exp(law.log_sigma + path.log_vol)
     log_close = np.log(rng.uniform(8.0, 80.0, shape[1])) + np.cumsum(returns, axis=0)
@@ -218,7 +224,10 @@ def _prices(law: Dynamics, path: State, returns: np.ndarray, rng: np.random.Gene
 
 
 def _features(path: State, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Flow (a quarter of a cycle behind alpha, on a wandering level), quality proxies, regime, decoys; 2 % missing."""
+    """Returns flow (a quarter of a cycle behind alpha, on a wandering level), quality proxies, regime and decoys.
+
+    2 % of the values are missing.
+    """
     shape = path.theta.shape
     level = np.zeros(shape)
     level[0] = LEVEL_SD * rng.standard_normal(shape[1])
@@ -236,7 +245,7 @@ def _features(path: State, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def _presence(shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Which rows exist [days, stocks]: late listings, delistings, halts, thin days, 1 % lost."""
+    """Returns which rows exist [days, stocks]: late listings, delistings, halts, thin days, 1 % lost."""
     days, stocks = shape
     present = rng.random(shape) >= 0.01
     order = rng.permutation(stocks)

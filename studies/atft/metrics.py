@@ -1,8 +1,8 @@
-"""The metric block of a ranking: pure functions of arrays, float64, torch-free.
+"""Computes the metric block of a ranking: pure functions of arrays, float64, torch-free.
 
-Returns are raw log returns. A day is evaluated when at least `min_stocks` stocks are masked in with a finite return
-that is not the same for all. On an evaluated day whose predictions are constant or missing the metrics are undefined
-(NaN): neither 0 nor left out of the count.
+Returns are raw log returns. A day is evaluated if at least `min_stocks` stocks are masked in with a finite return and
+the returns differ. On an evaluated day whose predictions are constant or missing the metrics are undefined (NaN):
+neither 0 nor left out of the count.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ TRADING_DAYS = 252
 def daily_ic(
     predictions: np.ndarray, returns: np.ndarray, min_stocks: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(RankIC per day, IC per day, evaluated per day): Spearman's correlation with average ranks, and Pearson's.
+    """Returns (RankIC per day, IC per day, evaluated per day).
 
-    predictions, returns: [days, stocks], NaN where there is none.
+    These are Spearman's correlation with average ranks, and Pearson's. predictions, returns: [days, stocks], NaN where
+    missing.
     """
     days = len(predictions)
     rank_ic, ic, evaluated = np.full(days, np.nan), np.full(days, np.nan), np.zeros(days, dtype=bool)
@@ -35,7 +36,7 @@ def daily_ic(
 
 
 def newey_west_t(values: np.ndarray, lag: int) -> float:
-    """t of the mean, robust to autocorrelation up to `lag` (Newey and West, 1987; Bartlett weights)."""
+    """Returns t of the mean, robust to autocorrelation up to `lag` (Newey and West, 1987; Bartlett weights)."""
     n = len(values)
     if n < 2:
         return float("nan")
@@ -46,7 +47,10 @@ def newey_west_t(values: np.ndarray, lag: int) -> float:
 
 
 def weights(predictions: np.ndarray) -> np.ndarray:
-    """Dollar-neutral weights of gross 1 per day, [days, stocks]; all 0 on a day of constant or missing predictions."""
+    """Returns dollar-neutral weights of gross 1 per day, [days, stocks].
+
+    They are all 0 on a day of constant or missing predictions.
+    """
     count = np.isfinite(predictions).sum(axis=1, keepdims=True)
     mean = np.nansum(predictions, axis=1, keepdims=True) / np.maximum(count, 1)
     centred = np.nan_to_num(predictions - mean)
@@ -56,15 +60,15 @@ def weights(predictions: np.ndarray) -> np.ndarray:
 
 
 def portfolio(predictions: np.ndarray, next_returns: np.ndarray, horizon: int, cost: float) -> dict[str, float]:
-    """Sharpe ratios (annual), turnover and drawdown of holding each day's weights for `horizon` days.
+    """Returns Sharpe ratios (annual), turnover and drawdown of holding each day's weights for `horizon` days.
 
-    1/horizon of the book is renewed each day, so daily returns are not overlapping (Jegadeesh and Titman, 1993); a
-    return that is missing earns 0. Turnover is the daily sum of absolute changes; `cost` is paid per unit of it.
+    1/horizon of the book is renewed each day, so daily returns do not overlap (Jegadeesh and Titman, 1993); a missing
+    return earns 0. Turnover is the daily sum of absolute changes; `cost` is paid per unit of it.
     """
     w = weights(predictions)
-    held = np.stack([w[max(0, t - horizon + 1) : t + 1].sum(axis=0) / horizon for t in range(len(w))])
-    gross = (held * np.nan_to_num(np.expm1(next_returns))).sum(axis=1)
-    turnover = np.abs(np.diff(held, axis=0, prepend=0.0)).sum(axis=1)
+    book = np.stack([w[max(0, t - horizon + 1) : t + 1].sum(axis=0) / horizon for t in range(len(w))])
+    gross = (book * np.nan_to_num(np.expm1(next_returns))).sum(axis=1)
+    turnover = np.abs(np.diff(book, axis=0, prepend=0.0)).sum(axis=1)
     wealth = np.cumsum(gross - cost * turnover)
     peak = np.maximum.accumulate(np.maximum(wealth, 0.0))
     return {
@@ -76,7 +80,7 @@ def portfolio(predictions: np.ndarray, next_returns: np.ndarray, horizon: int, c
 
 
 def decile_spread(predictions: np.ndarray, returns: np.ndarray) -> float:
-    """Mean over days of the mean return of the highest tenth of predictions less that of the lowest."""
+    """Returns the mean over days of the mean return of the highest tenth of predictions minus that of the lowest."""
     spreads = []
     for p, r in zip(predictions, returns, strict=True):
         usable = np.flatnonzero(np.isfinite(p) & np.isfinite(r))
@@ -97,7 +101,10 @@ def metric_block(
     max_undefined: float,
     cost: float,
 ) -> dict[str, float]:
-    """All metrics of one horizon. Correlations are NaN once more than `max_undefined` of the days are undefined."""
+    """Returns all metrics of one horizon.
+
+    Correlations are NaN once more than `max_undefined` of the days are undefined.
+    """
     rank_ic, ic, evaluated = daily_ic(predictions, returns, min_stocks)
     undefined = evaluated & ~np.isfinite(rank_ic)
     kept = evaluated & ~undefined
@@ -121,7 +128,7 @@ def metric_block(
 
 
 def oracle_rank_ic(oracle: np.ndarray, returns: np.ndarray, min_stocks: int) -> float:
-    """Mean RankIC of the known conditional mean: the ceiling on these days and stocks."""
+    """Returns the mean RankIC of the known conditional mean: the ceiling on these days and stocks."""
     return float(np.nanmean(daily_ic(oracle, returns, min_stocks)[0]))
 
 

@@ -1,4 +1,4 @@
-"""ATFT-GAT-FAN. Torch only.
+"""Defines ATFT-GAT-FAN. Torch only.
 
     x -> FAN -> residual -> variable selection -> gated convolutions -> attention over the window -> z
           \\-> main signal -> filters over the window --------------------------------------------------------> m
@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 
 class FrequencyNormalisation(nn.Module):
-    """FAN (Ye et al., NeurIPS 2024, arXiv 2409.20371): split a window into its K strongest frequencies and the rest.
+    """FAN (Ye et al., NeurIPS 2024, arXiv 2409.20371): splits a window into its K strongest frequencies and the rest.
 
-    x: [..., L, F], each channel by itself -> (rest, main), rest + main = x. K = 0 is the identity: rest is x itself and
+    x: [..., L, F], each channel alone -> (rest, main), rest + main = x. K = 0 is the identity: rest is x itself and
     main is 0. Frequencies of equal amplitude are kept together. The paper predicts the main signal by a network of two
     layers; here `Atft` reads it by filters and a linear map, without an activation between them.
     """
@@ -160,12 +160,13 @@ class GraphAttention(nn.Module):
 
     score = a . LeakyReLU(W_s h_source + W_t h_target + W_e edge) + b . edge, per head; b is shared by the heads (the
     edge bias of Graphormer, Ying et al., arXiv 2106.05234) and 0 at first, when neighbours weigh alike.
+
     h: [D, N, H]; features: [D, N, F]; neighbours: [D, N, K] int; valid: [D, N, K]; edges: [D, N, K, E] -> the message
-    [D, N, H], and the others' features weighed by b . edge alone, [D, N, F]: what a stock keeps for itself is missing
-    there, so that one that nobody leads hears little.
+    [D, N, H], and the others' features weighed by b . edge alone, [D, N, F]. A stock's own share is missing there, so
+    one that no other leads gets little.
     """
 
-    # Adam moves a weight by the learning rate a step: too little for a bias that tells neighbours apart.
+    # Adam moves a weight by the learning rate a step: too little for a bias that must distinguish neighbours.
     SHARPNESS = 10.0
 
     def __init__(self, hidden: int, heads: int, edge_features: int, dropout: float) -> None:
@@ -200,12 +201,12 @@ class Atft(nn.Module):
     """The whole model.
 
     forward(x [D, N, L, F], mask [D, N], sectors [N], neighbours [D, N, K], valid [D, N, K], edges [D, N, K, E])
-    -> [D, N, horizons], with several quantiles [D, N, horizons, quantiles], increasing by construction; what it gives
-    where the mask is False means nothing. `sectors` are 0 for unknown. A call without `use_fan` or `use_graph` leaves
+    -> [D, N, horizons], with several quantiles [D, N, horizons, quantiles], increasing by construction; outputs
+    where the mask is False are meaningless. `sectors` are 0 for unknown. A call without `use_fan` or `use_graph` leaves
     that part out, as a phase of training may.
 
     The last day's features, its neighbours', and filters over the main signal's window also reach every head by one
-    linear map, beside the deep part (Cheng et al., arXiv 1606.07792): what a line can know need not pass through it.
+    linear map, in parallel to the deep part (Cheng et al., arXiv 1606.07792), which linear effects need not pass.
     """
 
     def __init__(
@@ -257,9 +258,10 @@ class Atft(nn.Module):
         self._start_small()
 
     def _start_small(self) -> None:
-        """Returns are nearly noise: what a random head says of them at first would have to be unlearnt.
+        """Starts the head small: returns are nearly noise, and a random head's output would have to be unlearnt.
 
-        The filters begin as means of the last 20, 10, 5, ... days."""
+        The filters begin as means of the last 20, 10, 5, ... days.
+        """
         with torch.no_grad():
             self.head.weight.mul_(0.1)
             if self.fan.num_frequencies:
@@ -288,7 +290,7 @@ class Atft(nn.Module):
         weights = x.new_ones(x.shape[-1])
         if self.select is not None and self.sector is not None:
             weights = self.select(x, self.sector(sectors).expand(x.shape[0], -1, -1))
-        # FAN takes each channel by itself, so that channels may be weighed after it.
+        # FAN takes each channel separately, so channels may be weighed after it.
         z = self._read(rest * weights[..., None, :])
         last = x[..., -1, :] * weights
         out = self.skip(last)
@@ -297,16 +299,16 @@ class Atft(nn.Module):
             z, out = z + self.main_deep(self.main_mix(filtered)), out + self.main_skip(filtered)
         if use_graph and self.gat is not None and self.fusion is not None and self.graph_skip is not None:
             # A neighbour that is absent that day is masked; the stock itself always stays.
-            there = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
-            there = torch.cat([torch.ones_like(there[..., :1]), there[..., 1:]], dim=-1)
-            message, around = self.gat(z, last, neighbours, there, edges)
+            present = mask.gather(1, neighbours.flatten(1)).view_as(neighbours) & valid
+            present = torch.cat([torch.ones_like(present[..., :1]), present[..., 1:]], dim=-1)
+            message, around = self.gat(z, last, neighbours, present, edges)
             gate = torch.sigmoid(self.fusion(torch.cat([z, message], dim=-1)))
             z, out = gate * message + (1 - gate) * z, out + self.graph_skip(around)
         out = out + self.head(self.refine(z))
         return out if self.num_quantiles == 1 else spread(out.unflatten(-1, (-1, self.num_quantiles)))
 
     def _read(self, window: Tensor) -> Tensor:
-        """[D, N, L, F] -> [D, N, H]: the temporal block and attention, seen from the last day."""
+        """Returns [D, N, H] of [D, N, L, F]: the temporal block and attention, seen from the last day."""
         z = self.embed(window) + self.position
         for layer in self.temporal:
             z = layer(z)
@@ -317,7 +319,10 @@ class Atft(nn.Module):
 
 
 def spread(raw: Tensor) -> Tensor:
-    """Increasing values [..., quantiles] from any: the middle one stays, each next one is a softplus further out."""
+    """Returns increasing values [..., quantiles] from any values.
+
+    The middle one stays, each next one is a softplus further out.
+    """
     middle = raw.shape[-1] // 2
     steps = F.softplus(raw)
     centre = raw[..., middle : middle + 1]

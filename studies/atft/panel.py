@@ -1,6 +1,6 @@
-"""From a table, real or synthetic, to what the model trains on. Torch-free.
+"""Prepares a table, real or synthetic, for the model. Torch-free.
 
-Everything fitted (scalers, winsor limits, the universe) is fitted on the training days of the fold.
+All fitted parts (scalers, winsor limits, the universe) are fitted on the training days of the fold.
 
 python -m studies.atft.panel [FILE] [-o data.features=flow]     the data report, without training
 """
@@ -32,7 +32,7 @@ from studies.atft.table import REQUIRED, Table, clean, read_table
 from trainer.errors import DataError
 
 CLIP_SD = 5.0
-LEAK_RANK_IC = 0.10  # what ranks real daily returns so well has seen them
+LEAK_RANK_IC = 0.10  # a feature that ranks real daily returns so well has seen them
 JUDGEMENT = (
     f"a RankIC over {LEAK_RANK_IC:.2f} on real daily data is a leak until proven otherwise; val/suspected_leaks counts "
     "the horizons that have one"
@@ -43,7 +43,7 @@ JUDGEMENT = (
 class Panel:
     """A prepared panel; its arrays are shared by all trials of a process and cannot be written to.
 
-    x: [days, stocks, features] float32, standardised, 0 where missing; mask: [days, stocks], what is to be ranked;
+    x: [days, stocks, features] float32, standardised, 0 where missing; mask: [days, stocks], True for stocks to rank;
     targets: [days, stocks, horizons] float32 of the day's z-scores, returns: raw log returns, both NaN where unknown;
     next_returns: [days, stocks] raw one-day log returns; oracle: like returns, or None for a real panel.
     """
@@ -69,14 +69,16 @@ class Panel:
 
 
 def check(config: Config) -> dict[str, Any]:
-    """Refuse, as DataError, data no trial could use; return the data report, under train.folds that of the first fold,
-    which trains on the fewest days. Called before a study is written."""
+    """Raises DataError for data that no trial could use; returns the data report. Called before a study is written.
+
+    Under train.folds the report is that of the first fold, which trains on the fewest days.
+    """
     folds = config.train.folds
     return prepare((config.in_fold(0, folds) if folds > 1 else config).data).report
 
 
 def prepare(config: DataConfig) -> Panel:
-    """The panel of a configuration; kept per process, and made anew when the file changes."""
+    """Returns the panel of a configuration; kept per process, and made anew when the file changes."""
     return _prepare(config.model_dump_json(), _stamp(config.path))
 
 
@@ -92,7 +94,7 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
     config = DataConfig.model_validate_json(text)
     grid, report, oracle = _load(config)
     split = walk_forward(len(grid.days), config)
-    kept, there = _universe(grid, split, config.max_stocks), len(grid.codes)
+    kept, total = _universe(grid, split, config.max_stocks), len(grid.codes)
     grid = _select(grid, kept)
     names, raw = features(grid)
     mask = _rankable(grid, config)
@@ -103,8 +105,8 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
         _shuffle(returns, split.train, config.seed)
     targets = _targets(returns, split.train, config)
     report |= _shape_report(grid, mask, split, names)
-    if len(kept) < there:
-        report["universe"] = f"the {len(kept)} most traded of {there} stocks; -o data.max_stocks=0 keeps all"
+    if len(kept) < total:
+        report["universe"] = f"the {len(kept)} most traded of {total} stocks; -o data.max_stocks=0 keeps all"
     if leaks := _leaks(grid, returns, split.train, config):
         report["suspected_leaks"] = leaks
     panel = Panel(
@@ -130,14 +132,14 @@ def _prepare(text: str, stamp: tuple[int, int]) -> Panel:
 
 
 def _load(config: DataConfig) -> tuple[Grid, dict[str, Any], np.ndarray | None]:
-    """The grid, the report so far, and the oracle [days, stocks, horizons] where there is one."""
+    """Returns the grid, the report so far, and the oracle [days, stocks, horizons] if there is one."""
     if config.path:
         if taken := sorted(set(config.features) & set(NAMES)):
             raise DataError(f"data.features names {taken[0]!r}, a feature that is made already: rename the column.")
         table, report = clean(read_table(config.path, config.features))
         first, last = np.datetime_as_string([table.dates.min(), table.dates.max()])
-        told = {"dates": f"{first} to {last}", "judgement": JUDGEMENT} | _columns_report(table)
-        return to_grid(table), report | told, None
+        about = {"dates": f"{first} to {last}", "judgement": JUDGEMENT} | _columns_report(table)
+        return to_grid(table), report | about, None
     market = simulate(config.market, config.seed, config.horizons)
     table, report = clean(market.table)
     grid = to_grid(table)
@@ -147,19 +149,19 @@ def _load(config: DataConfig) -> tuple[Grid, dict[str, Any], np.ndarray | None]:
 
 
 def _refuse_unusable(returns: np.ndarray, split: Split, config: DataConfig, counted: dict[str, Any]) -> None:
-    """Raise DataError where too few days have enough stocks whose returns are known and differ."""
+    """Raises DataError if too few days have enough stocks whose returns are known and differ."""
     known = np.isfinite(returns)
     low = np.where(known, returns, np.inf).min(axis=1)
     high = np.where(known, returns, -np.inf).max(axis=1)
     usable = ((known.sum(axis=1) >= config.min_stocks) & (high > low)).all(axis=1)
     for part, days, least in (("training", split.train, config.block_days), ("validation", split.val, 1)):
-        if (found := int(usable[days].sum())) < least:
-            wrong = {what: n for what, n in counted.items() if isinstance(n, int) and n and what != "rows"}
-            told = ", ".join(f"{what.replace('_', ' ')} {n}" for what, n in wrong.items())
+        if (count := int(usable[days].sum())) < least:
+            wrong = {label: n for label, n in counted.items() if isinstance(n, int) and n and label != "rows"}
+            shown = ", ".join(f"{label.replace('_', ' ')} {n}" for label, n in wrong.items())
             raise DataError(
-                f"{config.path or 'the synthetic market'} has {found} {part} days with at least {config.min_stocks} "
+                f"{config.path or 'the synthetic market'} has {count} {part} days with at least {config.min_stocks} "
                 f"stocks whose returns are known and differ, of {len(days)}: lower data.min_stocks, or give more "
-                f"stocks or better prices{f' ({told})' if told else ''}."
+                f"stocks or better prices{f' ({shown})' if shown else ''}."
             )
 
 
@@ -170,21 +172,21 @@ def _columns_report(table: Table) -> dict[str, Any]:
 
 
 def _leaks(grid: Grid, returns: np.ndarray, train: np.ndarray, config: DataConfig) -> list[str]:
-    """The file's own features that rank the training days' returns better than anything known that day can."""
-    found = []
+    """Returns the file's own features that rank the training days' returns better than knowledge of that day can."""
+    leaks = []
     for name in config.features:
         by_horizon = {}
         for j, h in enumerate(config.horizons):
             daily = daily_ic(grid.columns[name][train], returns[train, :, j], config.min_stocks)[0]
             by_horizon[h] = float(np.mean(daily[np.isfinite(daily)])) if np.isfinite(daily).any() else 0.0
-        h, most = max(by_horizon.items(), key=lambda one: abs(one[1]))
+        h, most = max(by_horizon.items(), key=lambda pair: abs(pair[1]))
         if abs(most) > LEAK_RANK_IC:
-            found.append(f"{name} (RankIC {most:.2f} with the return over {h} days)")
-    return found
+            leaks.append(f"{name} (RankIC {most:.2f} with the return over {h} days)")
+    return leaks
 
 
 def _universe(grid: Grid, split: Split, max_stocks: int) -> np.ndarray:
-    """The stocks kept, in order: the most traded of the training days, by median dollar volume."""
+    """Returns the kept stocks, in order: the most traded of the training days, by median dollar volume."""
     seen = grid.observed[split.train]
     dollars = np.where(seen, np.nan_to_num(grid.dollars[split.train]), 0.0)
     if not max_stocks or len(grid.codes) <= max_stocks:
@@ -206,7 +208,7 @@ def _select(grid: Grid, kept: np.ndarray) -> Grid:
 
 
 def _rankable(grid: Grid, config: DataConfig) -> np.ndarray:
-    """[days, stocks]: observed that day and on at least half of the window; none on a thin day.
+    """Returns [days, stocks]: observed that day and on at least half of the window; none on a thin day.
 
     A day is thin with fewer than min_stocks stocks, or half of the median of the last 20 days.
     """
@@ -221,7 +223,7 @@ def _rankable(grid: Grid, config: DataConfig) -> np.ndarray:
 
 
 def _standardise(raw: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Clip to the training span's 0.5 and 99.5 % quantiles, scale by its mean and deviation; 0 where missing."""
+    """Clips to the training span's 0.5 and 99.5 % quantiles and scales by its mean and deviation; 0 where missing."""
     span = raw[train].reshape(-1, raw.shape[-1])
     span = np.where(np.isfinite(span).any(axis=0), span, np.float32(0))
     low, high = np.nanquantile(span, [0.005, 0.995], axis=0)
@@ -232,7 +234,10 @@ def _standardise(raw: np.ndarray, train: np.ndarray) -> np.ndarray:
 
 
 def _targets(returns: np.ndarray, train: np.ndarray, config: DataConfig) -> np.ndarray:
-    """Per-day z-scores (or normal scores of the ranks) of the winsorised returns, limits from the training days."""
+    """Returns per-day z-scores (or normal scores of the ranks) of the winsorised returns.
+
+    The limits are those of the training days.
+    """
     low, high = np.nanquantile(returns[train], [config.winsor, 1 - config.winsor], axis=(0, 1))
     clipped = np.clip(returns, low, high)
     if config.target == "rank_normal":
@@ -245,7 +250,7 @@ def _targets(returns: np.ndarray, train: np.ndarray, config: DataConfig) -> np.n
 
 
 def _shuffle(returns: np.ndarray, train: np.ndarray, seed: int) -> None:
-    """Permute the stocks' returns within each training day, in place: every loss term is then a negative control."""
+    """Permutes the stocks' returns within each training day, in place: every loss term is then a negative control."""
     rng = np.random.default_rng([seed, 0x5F])
     for day in train:
         known = np.isfinite(returns[day]).all(axis=1)
@@ -272,10 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.atft.panel", description="The data report.")
     parser.add_argument("path", nargs="?", default="", metavar="FILE", help="a panel; without it the synthetic market")
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        overrides = dict(map(parse_override, given.overrides))
-        config = load("atft").configure({"data.path": given.path, **overrides}).config
+        overrides = dict(map(parse_override, options.overrides))
+        config = load("atft").configure({"data.path": options.path, **overrides}).config
         assert isinstance(config, Config)
         print(json.dumps(check(config), indent=2))
     except (UserError, DataError) as error:

@@ -1,4 +1,4 @@
-"""The four phases of training: how long each lasts, its learning rate, its loss weights, what of the model takes part.
+"""Defines the four phases of training: their lengths, learning rates, loss weights and active parts of the model.
 
 Torch-free, so that a mistake is refused before anything is trained.
 """
@@ -30,8 +30,10 @@ class TermWeights(Frozen):
 
 
 class PhaseConfig(Frozen):
-    """One phase. `epochs` is its length in proportion to the others': they share train.num_epochs, 0 leaves it out.
-    `lr` is a factor on the schedule's learning rate; `graph` and `fan` say whether those parts of the model take part.
+    """Settings of one phase.
+
+    `epochs` is its length in proportion to the others': they share train.num_epochs, and 0 leaves it out. `lr` is a
+    factor on the schedule's learning rate; `graph` and `fan` say whether those parts of the model take part.
     """
 
     epochs: NonNegative = 1.0
@@ -51,25 +53,25 @@ PHASES: dict[str, PhaseConfig] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """The phases of a run: (the share of it at which each starts, the phase), and the weights they add up to."""
+    """The phases of a run: (the share of it at which each starts, the phase), and the loss weights over the run."""
 
     phases: tuple[tuple[float, PhaseConfig], ...]
     weights: LossWeights
 
     def at(self, progress: float) -> PhaseConfig:
-        """The phase once the share `progress` of the run is done."""
+        """Returns the phase once the share `progress` of the run is done."""
         return [phase for start, phase in self.phases if start <= progress][-1]
 
 
 def behind(progress: float) -> float:
-    """Just before `progress`: what has been trained so far is judged by the phase that it was trained in."""
+    """Returns a share just before `progress`, since training so far is judged by its own phase."""
     return max(math.nextafter(progress, 0.0), 0.0)
 
 
 def plan(phase: str, scale: Mapping[str, float] | None = None, phases: Mapping[str, PhaseConfig] = PHASES) -> Plan:
-    """The run of one phase, named as in `phases`, or of ALL; its weights times the factors of `scale`.
+    """Returns the run of one phase, named as in `phases`, or of ALL; its weights times the factors of `scale`.
 
-    Raises ConfigError where `phase` or a term is unknown, no phase has a length, or all weights of one come to 0.
+    Raises ConfigError if `phase` or a term is unknown, no phase has a length, or all weights of one are 0.
     """
     if phase not in (*phases, ALL):
         raise ConfigError(f"loss.phase {phase!r} is not a phase: choose one of {', '.join((*phases, ALL))}.")

@@ -1,13 +1,13 @@
-"""The table of the study: ridge, a GRU, the model without each of its parts and otherwise, the model, one from a file.
+"""Makes the table of the study: ridge, a GRU, variants of the model, the model, and one from a file.
 
 python -m studies.atft.results [--markets 4] [--first 0] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
 python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3 [--keep DIRECTORY]
 
-Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days: nothing is chosen there.
+Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days, which select nothing.
 A market (or a walk-forward fold of a file) gives a RankIC per seed and day. Differences are paired by seed and day;
-their variances are Newey and West's of the days, with lag h - 1, and that of the seeds' means over their number, put
-together as of independent means. Of a synthetic market a second table has the rank correlation with the known
-conditional mean in place of the returns: what RankIC over the oracle's would be without the luck of the returns.
+their variances are Newey and West's over the days, with lag h - 1, plus that of the seeds' means over their number, as
+of independent means. For a synthetic market a second table has the rank correlation with the known conditional mean in
+place of the returns: the RankIC over the oracle's without the noise of the returns.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "with EMA": {"train.average.name": "ema"},
 }
 
-PERSISTENCE = 20  # days over which the agreement with a slow conditional mean is taken to be correlated
+PERSISTENCE = 20  # days over which the agreement with a slow conditional mean is assumed correlated
 
 
 class Gru(nn.Module):
-    """The plain recurrent baseline: a GRU over each stock's window, a linear head. Takes what `Atft` takes."""
+    """The plain recurrent baseline: a GRU over each stock's window, a linear head. Takes the inputs of `Atft`."""
 
     def __init__(self, num_features: int, num_horizons: int, hidden_size: int, dropout: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Gru(nn.Module):
 
 
 class Judged(AtftTask):
-    """The task, which keeps what it last predicted for the validation days: [days, stocks, horizons]."""
+    """The task, which keeps its last predictions for the validation days: [days, stocks, horizons]."""
 
     predictions: np.ndarray
 
@@ -85,7 +85,7 @@ class GruTask(Judged):
 
 
 def trained(config: Config, task_type: type[Judged] = Judged) -> np.ndarray:
-    """What `scores` gives for a model trained as `config` says."""
+    """Returns `scores` of a model trained under `config`."""
     task = task_type(config)
     with tempfile.TemporaryDirectory() as directory:
         outcome = fit(task, config.train, Silent(), CheckpointStore(Path(directory), fence=1))
@@ -95,8 +95,10 @@ def trained(config: Config, task_type: type[Judged] = Judged) -> np.ndarray:
 
 
 def scores(panel: Panel, predictions: np.ndarray, min_stocks: int) -> np.ndarray:
-    """[1 or 2, validation days, horizons]: the RankIC of predictions [days, stocks, horizons], and of a synthetic
-    market their rank correlation with the conditional mean of the same stocks."""
+    """Returns [1 or 2, validation days, horizons]: the RankIC of predictions [days, stocks, horizons].
+
+    For a synthetic market the second is their rank correlation with the conditional mean of the same stocks.
+    """
     days = panel.split.val
     truths = [panel.returns[days]]
     if panel.oracle is not None:
@@ -109,7 +111,7 @@ def scores(panel: Panel, predictions: np.ndarray, min_stocks: int) -> np.ndarray
 
 
 def kept(config: Config, task_type: type[Judged], directory: Path | None) -> np.ndarray:
-    """`trained`, or what it gave before for the same configuration, code and file."""
+    """Returns `trained`, or its stored result for the same configuration, code and file."""
     if directory is None:
         return trained(config, task_type)
     digest = hashlib.sha256((task_type.__name__ + config.model_dump_json()).encode())
@@ -119,10 +121,10 @@ def kept(config: Config, task_type: type[Judged], directory: Path | None) -> np.
         digest.update(Path(config.data.path).read_bytes())
     file = directory / f"{digest.hexdigest()[:16]}.npy"
     if not file.exists():
-        found = trained(config, task_type)
+        scores = trained(config, task_type)
         directory.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part.npy")
-        np.save(part, found)
+        np.save(part, scores)
         part.replace(file)
     return np.load(file)
 
@@ -130,24 +132,24 @@ def kept(config: Config, task_type: type[Judged], directory: Path | None) -> np.
 def measured(
     config: Config, rows: Mapping[str, Config], seeds: int, directory: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """`scores` of every row on one market or fold, [seeds, ...]; ridge and oracle have one seed."""
+    """Returns `scores` of every row on one market or fold, [seeds, ...]; ridge and oracle have one seed."""
     panel, least = Judged(config).panel, config.data.min_stocks
     ridge = [ridge_predictions(panel, j, panel.split.val, least) for j in range(len(config.data.horizons))]
-    found = {RIDGE: scores(panel, np.stack(ridge, axis=-1), least)[None]}
+    by_row = {RIDGE: scores(panel, np.stack(ridge, axis=-1), least)[None]}
     if panel.oracle is not None:
-        found[ORACLE] = scores(panel, panel.oracle[panel.split.val], least)[None]
+        by_row[ORACLE] = scores(panel, panel.oracle[panel.split.val], least)[None]
     for name, row in rows.items():
         start = time.perf_counter()
         runs = [apply(row, {"train.seed": seed}) for seed in range(seeds)]
-        found[name] = np.stack([kept(run, GruTask if name == GRU else Judged, directory) for run in runs])
+        by_row[name] = np.stack([kept(run, GruTask if name == GRU else Judged, directory) for run in runs])
         print(f"{name}: {(time.perf_counter() - start) / seeds:.0f} s a run", file=sys.stderr, flush=True)
-    return found
+    return by_row
 
 
 def mean_and_error(cells: Sequence[np.ndarray], lag: int) -> tuple[float, float]:
-    """(mean, standard error) of values [seeds, days] by market or fold, which weigh the same; NaN days are left out.
+    """Returns (mean, standard error) of values [seeds, days] by market or fold, which weigh the same.
 
-    One seed has no spread: the error is then of the days alone.
+    NaN days are left out. One seed has no spread: the error is then that of the days alone.
     """
     means, variances = [], []
     for values in cells:
@@ -162,8 +164,11 @@ def mean_and_error(cells: Sequence[np.ndarray], lag: int) -> tuple[float, float]
 def table(
     cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int], title: str = "RankIC", lag: int | None = None
 ) -> str:
-    """Three tables in Markdown of values [seeds, days, horizons] by row and cell: the means (and their shares of the
-    oracle's), differences from ridge, and from the default model. `lag`: of the errors, h - 1 where it is not given."""
+    """Returns three tables in Markdown of values [seeds, days, horizons] by row and cell.
+
+    These are the means (and their shares of the oracle's), differences from ridge, and from the default model. `lag` is
+    that of the errors, by default h - 1.
+    """
 
     def pairs(name: str, base: str | None = None) -> list[tuple[float, float]]:
         less = [c[name] - c[base] if base else c[name] for c in cells]
@@ -191,7 +196,7 @@ def table(
 
 
 def report(cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int]) -> str:
-    """The tables of what `measured` gave for every market or fold."""
+    """Returns the tables of the results of `measured` for every market or fold."""
     texts = [table([{name: v[:, 0] for name, v in cell.items()} for cell in cells], horizons)]
     if ORACLE in cells[0]:
         agreement = [{name: v[:, 1] for name, v in cell.items()} for cell in cells]
@@ -200,7 +205,7 @@ def report(cells: Sequence[Mapping[str, np.ndarray]], horizons: Sequence[int]) -
 
 
 def configurations(base: Config, found: Mapping[str, Any] | None, only: Iterable[str] = ()) -> dict[str, Config]:
-    """The rows that are trained, by name; `found` holds the dotted paths of a search's best."""
+    """Returns the rows that are trained, by name; `found` holds the dotted paths of a search's best."""
     rows = {GRU: base} | {name: apply(base, changes) for name, changes in VARIANTS.items()} | {DEFAULT: base}
     if found is not None:
         rows["found by search"] = apply(base, found)
@@ -211,7 +216,7 @@ def configurations(base: Config, found: Mapping[str, Any] | None, only: Iterable
 
 
 def cells_of(base: Config, markets: int, folds: int, first: int = 0) -> list[dict[str, Any]]:
-    """What differs between the markets, counted from `first`, or between the walk-forward folds of a file."""
+    """Returns the settings of each market, counted from `first`, or of each walk-forward fold of a file."""
     if base.data.path:
         return [{"data.split.num_folds": folds, "data.split.fold": fold} for fold in range(folds)]
     return [{"data.seed": market} for market in range(first, first + markets)]
@@ -230,18 +235,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--config", help="the YAML of `hpo best --to`: one more row")
     parser.add_argument("--rows", default="", help="only these, separated by commas; the default model is always there")
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     try:
-        overrides = dict(parse_override(text) for text in given.overrides)
-        base = apply(Config(), {"data.path": given.path, **overrides})
-        found = flatten(load_yaml(given.config)) if given.config else None
-        rows = configurations(base, found, filter(None, (name.strip() for name in given.rows.split(","))))
+        overrides = dict(parse_override(text) for text in options.overrides)
+        base = apply(Config(), {"data.path": options.path, **overrides})
+        best = flatten(load_yaml(options.config)) if options.config else None
+        rows = configurations(base, best, filter(None, (name.strip() for name in options.rows.split(","))))
         cells = []
-        for place in cells_of(base, given.markets, given.folds, given.first):
-            print(", ".join(f"{key}={value}" for key, value in place.items()), file=sys.stderr, flush=True)
-            here = {name: apply(row, place) for name, row in rows.items()}
-            cells.append(measured(apply(base, place), here, given.seeds, given.keep))
+        for cell in cells_of(base, options.markets, options.folds, options.first):
+            print(", ".join(f"{key}={value}" for key, value in cell.items()), file=sys.stderr, flush=True)
+            configs = {name: apply(row, cell) for name, row in rows.items()}
+            cells.append(measured(apply(base, cell), configs, options.seeds, options.keep))
         print(report(cells, base.data.horizons))
     except (UserError, ConfigError, DataError) as error:
         print(error, file=sys.stderr)

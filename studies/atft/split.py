@@ -1,4 +1,4 @@
-"""Walk-forward: train, then a gap, then validation; the last block of days is kept for the end. Torch-free.
+"""Splits walk-forward: train, then a gap, then validation; the last block of days is kept for the end. Torch-free.
 
     | warm-up | train ........ | purge + embargo | val | purge + embargo | test | longest horizon |
 
@@ -27,7 +27,7 @@ class Split:
 
 
 def walk_forward(num_days: int, config: DataConfig) -> Split:
-    """Split `num_days` trading days for the configured fold, or raise DataError saying how many days it takes."""
+    """Splits `num_days` trading days for the configured fold; raises DataError with the days it needs if too few."""
     split = config.split
     gap = split.purge + split.embargo
     first = max(config.lookback - 1, config.graph.window)
@@ -44,8 +44,7 @@ def walk_forward(num_days: int, config: DataConfig) -> Split:
 
 
 def _too_few(num_days: int, needed: int, config: DataConfig) -> str:
-    """The sentence on `num_days` where `needed` are: what takes them, and a split in proportion that they are enough
-    for, if there is one."""
+    """Returns the sentence about `num_days` if `needed` are required, with a proportional split that fits, if any."""
     split = config.split
     folds = split.num_folds - split.fold
     parts = {"min_train_days": split.min_train_days, "val_days": split.val_days, "test_days": split.test_days}
@@ -64,5 +63,5 @@ def _too_few(num_days: int, needed: int, config: DataConfig) -> str:
 
 
 def blocks(days: np.ndarray, size: int) -> list[np.ndarray]:
-    """Cut consecutive days into blocks of at least `size` (one block if there are fewer)."""
+    """Cuts consecutive days into blocks of at least `size` (one block if there are fewer)."""
     return np.array_split(days, max(1, len(days) // size))

@@ -1,4 +1,4 @@
-"""Long tables of daily prices: reading them, and refusing what cannot be used. Torch-free."""
+"""Reads long tables of daily prices, and refuses unusable ones. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trainer.files import tables
 PRICES = ("open", "high", "low", "close")
 REQUIRED = ("date", "code", *PRICES, "volume")
 OPTIONAL = ("sector", "adj_close")
-TEXTS = ("date", "code", "sector")  # a date as text keeps the clock that it states
+TEXTS = ("date", "code", "sector")  # a date as text keeps its own clock
 JUMP = 0.40
-ABSURD = 1e30  # no price, volume or feature; its products would leave float32
+ABSURD = 1e30  # larger than any price, volume or feature; its products would overflow float32
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of a panel. `codes`, `sectors` index their names (sector -1: unknown); `columns` are float64, NaN missing.
 
-    `unused` are the file's columns that nobody asked for.
+    `unused` are the file's columns that were not requested.
     """
 
     source: str
@@ -51,9 +51,9 @@ class Table:
 
 
 def read_table(path: str, features: Sequence[str] = ()) -> Table:
-    """Read a file: the market's columns, and of the others those that `features` names.
+    """Reads a file: the market's columns, and of the others the ones that `features` names.
 
-    Raises DataError naming file, row and column where there is one.
+    Raises DataError naming file, row and column if there is one.
     """
     source = tables.read(path, REQUIRED, texts=TEXTS)
     _check_features(path, features, source.columns)
@@ -68,16 +68,16 @@ def _check_features(path: str, features: Sequence[str], columns: list[str]) -> N
             raise DataError(f"data.features names {name!r}, which is used as it is: name other columns only.")
         if name not in columns:
             others = [column for column in columns if column not in (*REQUIRED, *OPTIONAL)]
-            there = f"it has {', '.join(others)}" if others else "it has none beside the market's"
-            raise DataError(f"data.features names {name!r}, and {path} has no such column: {there}.")
+            available = f"it has {', '.join(others)}" if others else "it has none beside the market's"
+            raise DataError(f"data.features names {name!r}, and {path} has no such column: {available}.")
 
 
 def clean(table: Table) -> tuple[Table, dict[str, int]]:
-    """Drop or blank what cannot be true, counting it: the data report.
+    """Drops or blanks values that cannot be true, and counts them: the data report.
 
-    A repeated (date, code) keeps its first row; a row without a positive close goes; other non-positive prices, both
-    ends of an inverted range and any number beyond ABSURD become missing. Jumps are counted and cut out of returns by
-    `features`.
+    A repeated (date, code) keeps its first row; a row without a positive close is dropped; other non-positive prices,
+    both ends of an inverted range and any number beyond ABSURD become missing. Jumps are counted and cut out of returns
+    by `features`.
     """
     order = np.lexsort((table.codes, table.dates))
     repeated = np.zeros(len(table), dtype=bool)
@@ -86,7 +86,7 @@ def clean(table: Table) -> tuple[Table, dict[str, int]]:
     absurd = {name: np.abs(values) > ABSURD for name, values in table.columns.items()}
     columns = {name: np.where(absurd[name], np.nan, values) for name, values in table.columns.items()}
     report = {"rows": len(table), "duplicate_rows": int(repeated.sum())}
-    report |= {f"absurd_{name}": int(found.sum()) for name, found in absurd.items() if found.any()}
+    report |= {f"absurd_{name}": int(rows.sum()) for name, rows in absurd.items() if rows.any()}
     for name in (*PRICES, "volume", "adj_close"):
         if name in columns:
             values = columns[name]
@@ -123,20 +123,23 @@ def _convert(source: tables.Source, used: list[str]) -> Table:
 
 
 def _encode(source: tables.Source, name: str, nullable: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """(index per row, names in order); a missing value is -1 where allowed."""
+    """Returns (index per row, names in order); a missing value is -1 where allowed."""
     if not nullable:
         source.refuse_missing(name)
     encoded = source.written(name).combine_chunks().dictionary_encode()
     names = np.array(encoded.dictionary.to_pylist(), dtype=str)
     order = np.argsort(names)
-    place = np.empty(len(order), dtype=np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
+    rank = np.empty(len(order), dtype=np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)  # pyright: ignore[reportAttributeAccessIssue]
-    return np.where(indices < 0, -1, place[indices] if len(place) else -1).astype(np.int32), names[order]
+    return np.where(indices < 0, -1, rank[indices] if len(rank) else -1).astype(np.int32), names[order]
 
 
 def _dates(source: tables.Source) -> np.ndarray:
-    """Days [rows] as datetime64[D], from dates, ISO text, YYYYMMDD, or times: the day of the clock that each states."""
+    """Returns days [rows] as datetime64[D], from dates, ISO text, YYYYMMDD, or times.
+
+    A time's day is the day on its own clock.
+    """
     source.refuse_missing("date")
     column = source.table["date"]
     if pa.types.is_timestamp(column.type):
@@ -150,12 +153,12 @@ def _dates(source: tables.Source) -> np.ndarray:
             days[i] = datetime.fromisoformat(text).date()
         except ValueError as error:
             row = pc.index(encoded.indices, i).as_py()  # pyright: ignore[reportAttributeAccessIssue]
-            raise DataError(f"{source.place(row, 'date')} is {text[:40]!r}: write dates as 2018-02-07.") from error
+            raise DataError(f"{source.cell(row, 'date')} is {text[:40]!r}: write dates as 2018-02-07.") from error
     return days[encoded.indices.to_numpy()]
 
 
 def _clock(source: tables.Source, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as they stand on the clock of the column's time zone, if it has one."""
+    """Returns times as on the clock of the column's time zone, if it has one."""
     if column.type.tz is None:
         return column
     try:

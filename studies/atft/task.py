@@ -1,4 +1,4 @@
-"""The atft study as the trainer sees it."""
+"""Defines the atft study's task for the trainer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from studies.atft.split import blocks
 from trainer.task import Loss, Task
 
 Batch = dict[str, Tensor]
-SHARES_EVERY = 10  # steps between two looks at what each term's gradient comes to
+SHARES_EVERY = 10  # steps between two measurements of each term's gradient
 INPUTS = ("x", "mask", "sectors", "neighbours", "valid", "edges")
 
 
@@ -78,7 +78,7 @@ class AtftTask(Task):
         self.ceilings = {name: self._ceiling(days) for name, days in self._spans().items()}
 
     def in_fold(self, fold: int, folds: int) -> AtftTask:
-        """Walk-forward: each fold is validated on the days after those of the fold before."""
+        """Returns the task of a fold, walk-forward: each is validated on the days after those of the fold before."""
         return AtftTask(self.config.in_fold(fold, folds))
 
     def model(self) -> nn.Module:
@@ -100,15 +100,15 @@ class AtftTask(Task):
         return self._composite(self._forward(model, batch, self.progress), batch, self.progress, shares)
 
     def lr_scale(self, progress: float) -> float:
-        """The phase's own factor on the learning rate."""
+        """Returns the phase's own factor on the learning rate."""
         return self.plan.at(progress).lr
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
+        """Returns the metric block of each horizon on the validation days, `val/rank_ic_5d` and so on, and `val/loss`.
 
-        On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean; of a file
-        `val/suspected_leaks` counts the horizons whose RankIC is too good to be true. With data.split.test the same
-        for the test days, as `test/...`.
+        On the synthetic market `val/oracle_ratio_5d` is RankIC over that of the known conditional mean; for a file
+        `val/suspected_leaks` counts the horizons whose RankIC is too good to be true. With data.split.test the same is
+        returned for the test days, as `test/...`.
         """
         metrics: dict[str, float] = {}
         for name, days in self._spans().items():
@@ -120,7 +120,7 @@ class AtftTask(Task):
         return {"val": split.val} | ({"test": split.test} if self.data.split.test else {})
 
     def _ceiling(self, days: np.ndarray) -> list[float]:
-        """RankIC of the known conditional mean by horizon; empty for a real panel."""
+        """Returns the RankIC of the known conditional mean by horizon; empty for a real panel."""
         oracle, returns = self.panel.oracle, self.panel.returns
         if oracle is None:
             return []
@@ -165,7 +165,7 @@ class AtftTask(Task):
         return metrics
 
     def predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
-        """(predictions [days, stocks, horizons], NaN where not ranked; mean composite loss per day)."""
+        """Returns (predictions [days, stocks, horizons], NaN where not ranked; mean composite loss per day)."""
         device = next(model.parameters()).device
         data = Blocks(self.panel, days, self.data.block_days, self.data.lookback)
         predictions = np.full((len(self.panel.days), *self.panel.returns.shape[1:]), np.nan)

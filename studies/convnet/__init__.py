@@ -25,7 +25,7 @@ STUDY = Study(
         "model.dropout": Float(0.0, 0.4, tier=3),
         "model.width": Choice([8, 12, 16], tier=3),
     },
-    # The epoch with the best accuracy is the one whose checkpoint is kept, so it is the one a trial is judged by.
+    # The checkpoint of the epoch with the best accuracy is kept, so trials are judged by that epoch.
     objectives=[Objective("val/accuracy", "maximize", select="best")],
     metrics=("train/loss", "val/*", "test/*"),
     presets={
@@ -40,8 +40,15 @@ STUDY = Study(
     },
     data_paths=("data.path",),
     hold_out={"data.test": True},
+    read_when={
+        "data.pictures.*": "data.path == None",
+        "data.limit": "data.path != None",
+        "data.image_size": "data.path != None",
+        "loss.gamma": "loss.name == 'focal'",
+        "loss.label_smoothing": "loss.name == 'cross_entropy'",
+    },
     enqueue=[
-        {  # the defaults, so that what is found is never worse
+        {  # the defaults, so that the best trial is never worse
             "train.optim.name": "sgd",
             "train.optim.lr": 0.1,
             "train.optim.weight_decay": 5e-4,

@@ -1,6 +1,6 @@
-"""Changes of one image, by a generator that is seeded for it: a resumed run makes the same ones.
+"""Changes single images, with a generator that is seeded for each: a resumed run makes the same changes.
 
-Each is called with a sample (x, y), x [3, height, width] uint8, as those of `trainer.data.augment` are.
+Each is called with a sample (x, y), x [3, height, width] uint8, like those of `trainer.data.augment`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GREY = 128
 
 
 def _upto(bound: int, generator: Generator) -> int:
-    """A whole number from 0 to `bound` - 1."""
+    """Returns a whole number from 0 to `bound` - 1."""
     return int(torch.randint(bound, (), generator=generator))
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Half of the images, left to right."""
+    """Flips half of the images, left to right."""
 
     def __call__(self, sample: Sample, generator: Generator) -> Sample:
         x, y = sample
@@ -34,7 +34,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Crop:
-    """The image's own size, cut anywhere out of the image with `margin` black pixels around it."""
+    """Crops to the image's own size, anywhere within the image with `margin` black pixels around it."""
 
     margin: int
 
@@ -47,8 +47,10 @@ class Crop:
 
 @dataclass(frozen=True)
 class Erase:
-    """With probability `share` a rectangle of a quarter to a half of each side becomes grey (Zhong et al. 2020,
-    arXiv 1708.04896, there with random pixels)."""
+    """Makes a rectangle of a quarter to a half of each side grey, with probability `share`.
+
+    Zhong et al. 2020, arXiv 1708.04896, use random pixels instead.
+    """
 
     share: float
 
@@ -67,7 +69,7 @@ class Erase:
 
 
 def augmentation(config: AugmentConfig) -> Chain:
-    """What is done to each image, in this order; mixup is done to batches."""
+    """Returns the changes to each image, in this order; mixup changes batches."""
     steps = [Crop(config.crop)] if config.crop else []
     steps += [Flip()] if config.flip else []
     steps += [Erase(config.erase)] if config.erase else []

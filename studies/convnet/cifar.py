@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the binary version: what is in a directory, and its bytes as arrays. Torch-free.
+"""Reads CIFAR-10 and CIFAR-100 in the binary version from a directory, as arrays. Torch-free.
 
 A record is one byte of label (CIFAR-100: the coarse one, then the fine one, which counts) and 3 x 32 x 32 bytes of
 pixels: red, green, blue, each row by row. https://www.cs.toronto.edu/~kriz/cifar.html
@@ -18,35 +18,35 @@ SIZE, PIXELS = 32, 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Cifar:
-    """The files of a directory. `labels` is the bytes of label before the pixels of a record."""
+    """The files of a directory. `labels` is the number of label bytes before the pixels of a record."""
 
-    files: dict[str, tuple[Path, ...]]  # of "train" and of "test"
+    files: dict[str, tuple[Path, ...]]  # by "train" and "test"
     labels: int
     classes: int
 
     def read(self, part: str) -> tuple[np.ndarray, np.ndarray]:
-        """x [n, 3, 32, 32] uint8 and y [n] int64. Raises DataError for a size or a label that cannot be."""
-        found = np.concatenate([self._records(file) for file in self.files[part]])
-        return found[:, self.labels :].reshape(-1, 3, SIZE, SIZE), found[:, self.labels - 1].astype(np.int64)
+        """Returns x [n, 3, 32, 32] uint8 and y [n] int64. Raises DataError for an impossible size or label."""
+        records = np.concatenate([self._records(file) for file in self.files[part]])
+        return records[:, self.labels :].reshape(-1, 3, SIZE, SIZE), records[:, self.labels - 1].astype(np.int64)
 
     def _records(self, file: Path) -> np.ndarray:
-        """[n, labels + PIXELS] uint8, mapped."""
+        """Returns [n, labels + PIXELS] uint8, mapped."""
         size, record = file.stat().st_size, self.labels + PIXELS
         if size % record or not size:
             raise DataError(
-                f"{file} has {size} bytes, which is no number of records of {record}: it is cut off, or not CIFAR's."
+                f"{file} has {size} bytes, which is not a number of records of {record}: it is cut off, or not CIFAR's."
             )
-        found = np.memmap(file, np.uint8, "r").reshape(-1, record)
-        if (wrong := np.flatnonzero(found[:, self.labels - 1] >= self.classes)).size:
+        rows = np.memmap(file, np.uint8, "r").reshape(-1, record)
+        if (wrong := np.flatnonzero(rows[:, self.labels - 1] >= self.classes)).size:
             raise DataError(
-                f"{file}: record {wrong[0]} has the label {found[wrong[0], self.labels - 1]}, and there are "
+                f"{file}: record {wrong[0]} has the label {rows[wrong[0], self.labels - 1]}, and there are "
                 f"{self.classes} classes: the file is damaged, or not CIFAR's."
             )
-        return found
+        return rows
 
 
 def find(directory: Path) -> Cifar | None:
-    """What lies in a directory, None where that is not CIFAR's. Raises DataError for CIFAR's python version."""
+    """Returns the files in a directory, None if they are not CIFAR's. Raises DataError for CIFAR's python version."""
     batches = tuple(sorted(directory.glob("data_batch_*.bin")))
     ten, train, test = (directory / f"{name}.bin" for name in ("test_batch", "train", "test"))
     if batches and ten.is_file():

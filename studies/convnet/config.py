@@ -1,4 +1,4 @@
-"""What can be set in the convnet study. Torch-free."""
+"""Configures the convnet study. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class PicturesConfig(Frozen):
-    """The generated task, see `shapes.py`: so many to train on, and what makes them hard."""
+    """The generated task, see `shapes.py`: the number of training pictures, and their difficulty."""
 
     num_train: Annotated[int, Field(ge=10)] = 600
     size: Annotated[int, Field(ge=8)] = 16  # pixels
     noise: NonNegative = 0.1  # standard deviation, of intensities from 0 to 1
-    mislabelled: Share = 0.1  # of those to train on; what is selected and tested by has the right classes
+    mislabelled: Share = 0.1  # share of the training pictures; validation and test have the right classes
 
 
 class DataConfig(Frozen):
-    """Generated pictures, or a directory: CIFAR-10 or CIFAR-100 in the binary version, or images in folders, one for
-    each class, which may stand below `train` and `test`."""
+    """Generated pictures, or a directory: CIFAR-10 or CIFAR-100 in the binary version, or images in folders.
+
+    There is one folder for each class; the folders may be within `train` and `test`.
+    """
 
     path: str | None = None
     image_size: Annotated[int, Field(ge=8)] | None = None  # pixels that images in folders are scaled to; None: as is
     pictures: PicturesConfig = PicturesConfig()
-    num_val: Annotated[int, Field(ge=10)] = 1000  # of a directory: taken from its training images
-    limit: Count | None = None  # of a directory: train on so many images; None: on all that are left
+    num_val: Annotated[int, Field(ge=10)] = 1000  # for a directory: taken from its training images
+    limit: Count | None = None  # for a directory: number of training images; None: all that are left
     seed: Seed = 0  # draws the pictures, or the split
     test: bool = False  # also measure test/..., on 1000 pictures, or on the directory's own
 
@@ -46,7 +48,7 @@ class ModelConfig(Frozen):
     width: Count = 8
     num_blocks: Count = 1
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # before the last layer
-    channels_last: bool = True  # how images lie in memory: quicker convolutions
+    channels_last: bool = True  # memory layout of images: quicker convolutions
 
     @model_validator(mode="after")
     def _kernels_are_sound(self) -> ModelConfig:
@@ -59,7 +61,7 @@ class ModelConfig(Frozen):
 
 
 class LossConfig(Frozen):
-    """What is minimised: cross-entropy, or focal loss, which has easy images weigh less."""
+    """The loss to minimise: cross-entropy, or focal loss, in which easy images weigh less."""
 
     name: Literal["cross_entropy", "focal"] = "cross_entropy"
     label_smoothing: Share = 0.0
@@ -75,11 +77,11 @@ class LossConfig(Frozen):
 
 
 class AugmentConfig(Frozen):
-    """How training images are changed; each draw is a function of (seed, epoch, index), of mixup of the step."""
+    """Changes to training images; each draw is a function of (seed, epoch, index), for mixup of the step."""
 
     flip: bool = True  # half of them, left to right
-    crop: Annotated[int, Field(ge=0)] = 2  # cut out of the image with so many black pixels around it
-    erase: Share = 0.0  # of so many images a rectangle becomes grey
+    crop: Annotated[int, Field(ge=0)] = 2  # crops from the image with this many black pixels around it
+    erase: Share = 0.0  # share of images in which a rectangle becomes grey
     mixup: NonNegative = 0.0  # alpha of Beta(alpha, alpha), by which two images are mixed; 0: not mixed
 
 

@@ -1,4 +1,4 @@
-"""Images and classes by split, as tensors of bytes."""
+"""Holds images and classes by split, as tensors of bytes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ def num_classes(data: DataConfig) -> int:
 
 
 def split(data: DataConfig, name: str) -> tuple[Tensor, Tensor]:
-    """x [n, 3, size, size] uint8 and y [n] of "train", "val" or "test". Read-only: trials of a process share it."""
+    """Returns x [n, 3, size, size] uint8 and y [n] of "train", "val" or "test".
+
+    They are read-only: trials of a process share them.
+    """
     if data.path is not None:
         return _read(data.path, data.image_size, data.num_val, data.limit, data.seed)[name]
     pictures = data.pictures
     count = {"train": pictures.num_train, "val": data.num_val, "test": NUM_TEST}[name]
-    seed = 3 * data.seed + ("train", "val", "test").index(name)  # of its own: the size of one says nothing of another
+    # A separate seed, so that the size of one split does not affect another.
+    seed = 3 * data.seed + ("train", "val", "test").index(name)
     x, y = _generated(count, pictures.size, pictures.noise, seed)
     return x, _mislabelled(y, pictures.mislabelled, seed) if name == "train" else y
 
@@ -35,7 +39,7 @@ def _generated(count: int, size: int, noise: float, seed: int) -> tuple[Tensor, 
 
 
 def _mislabelled(y: Tensor, share: float, seed: int) -> Tensor:
-    """`y`, about a `share` of it another class, each of the others as likely."""
+    """Returns `y` with about a `share` of it in another class, each other class equally likely."""
     generator = torch.Generator().manual_seed(seed)
     wrong = torch.rand(len(y), generator=generator) < share
     other = (y + torch.randint(1, shapes.CLASSES, y.shape, generator=generator)) % shapes.CLASSES
@@ -46,5 +50,5 @@ def _mislabelled(y: Tensor, share: float, seed: int) -> Tensor:
 def _read(
     path: str, image_size: int | None, num_val: int, limit: int | None, seed: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    found = source.parts(path, image_size, num_val, limit, seed)
-    return {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in found.items()}
+    images = source.parts(path, image_size, num_val, limit, seed)
+    return {name: (torch.from_numpy(x), torch.from_numpy(y)) for name, (x, y) in images.items()}

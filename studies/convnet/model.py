@@ -1,4 +1,4 @@
-"""A residual net for small images; torch only."""
+"""Defines a residual net for small images; torch only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class Block(nn.Module):
     """y = x + conv(relu(bn(conv(relu(bn(x)))))), the pre-activation block of He et al. 2016, arXiv 1603.05027.
 
-    x: [batch, channels_in, h, w] -> [batch, channels_out, h / stride, w / stride]. Where the shape changes, what is
-    added is a 1 x 1 convolution of the activated input.
+    x: [batch, channels_in, h, w] -> [batch, channels_out, h / stride, w / stride]. If the shape changes, a 1 x 1
+    convolution of the activated input is added instead of x.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A convolution, three stages of `num_blocks` blocks, the mean over places, and a linear layer.
+    """A convolution, three stages of `num_blocks` blocks, the mean over positions, and a linear layer.
 
     x: [batch, 3, height, width] of intensities from 0 to 255, bytes or floats -> logits [batch, num_classes]. The
     second and third stages halve height and width.
@@ -48,7 +48,7 @@ class ResNet(nn.Module):
         self.norm = nn.BatchNorm2d(4 * width)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, num_classes)
-        for layer in self.modules():  # as Module.to does, which fake tensors, in an estimate of memory, do not bear
+        for layer in self.modules():  # does the same as Module.to, which fails on the fake tensors of a memory estimate
             if isinstance(layer, nn.Conv2d):
                 layer.weight = nn.Parameter(layer.weight.detach().to(memory_format=self.memory_format))
 

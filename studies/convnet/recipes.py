@@ -1,4 +1,4 @@
-"""Which recipe wins: each of them under three seeds, as one study, and the table of what came of it.
+"""Compares training recipes: each of them under three seeds, as one study, and the table of results.
 
     hpo run --study studies/convnet/recipes.py --trials 33
     hpo compare --study convnet-recipes --top 100 --json | python -m studies.convnet.recipes
@@ -46,7 +46,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def _values(path: str) -> list[Any]:
-    """What the recipes set a field to, each value once."""
+    """Returns the recipes' values of a field, each once."""
     return sorted({recipe[path] for recipe in RECIPES.values() if path in recipe})
 
 
@@ -70,14 +70,17 @@ STUDY = Study(
 
 
 def table(trials: Sequence[Mapping[str, Any]]) -> str:
-    """Recipes, best first, by the trials that `hpo compare --json` shows; those of no recipe are left out."""
-    found: dict[str, list[float]] = {}
+    """Returns the recipes, best first, from the trials that `hpo compare --json` shows; other trials are left out."""
+    accuracies: dict[str, list[float]] = {}
     for trial in trials:
         for name, recipe in RECIPES.items():
             is_one = all(trial.get(f"params.{path}") == value for path, value in recipe.items())
             if trial["state"] == "complete" and is_one:
-                found.setdefault(name, []).append(trial["values.val/accuracy"])
-    rows = [f"| {name} | {_shown(found[name])} |" for name in sorted(found, key=lambda name: -fmean(found[name]))]
+                accuracies.setdefault(name, []).append(trial["values.val/accuracy"])
+    rows = [
+        f"| {name} | {_shown(accuracies[name])} |"
+        for name in sorted(accuracies, key=lambda name: -fmean(accuracies[name]))
+    ]
     return "\n".join(["| recipe | val/accuracy | seeds |", "|---|---|---|", *rows])
 
 
@@ -91,7 +94,7 @@ def main() -> None:
         trials = json.load(sys.stdin)
         text = table(trials)
     except (ValueError, TypeError, KeyError, AttributeError):
-        sys.exit(_refused("what is read is no JSON of trials"))
+        sys.exit(_refused("what is read is not JSON of trials"))
     if text.count("\n") < 2:
         sys.exit(_refused(f"of the {len(trials)} trials that are read none is a complete one of a recipe"))
     print(text)

@@ -1,4 +1,4 @@
-"""How the convnet is trained and judged."""
+"""Trains and evaluates the convnet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ EVALUATED_AT_ONCE = 500  # images
 
 
 class ConvnetTask(Task):
-    """Classifies images. Trials are compared by val/accuracy: losses of other names or smoothing are other numbers."""
+    """Classifies images.
+
+    Trials are compared by val/accuracy, since losses of other names or smoothing do not compare.
+    """
 
     config: Config
 
@@ -46,16 +49,19 @@ class ConvnetTask(Task):
         return self.change(sample, generator)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """With mixup (Zhang et al. 2018, arXiv 1710.09412, eq. 1): of a x_i + (1 - a) x_j, by a to y_i and by 1 - a to
-        y_j, where j is the image as far from the batch's end as i is from its beginning."""
+        """Returns the loss; with mixup (Zhang et al. 2018, arXiv 1710.09412, eq. 1) that of mixed images.
+
+        It is computed on a x_i + (1 - a) x_j, by a to y_i and by 1 - a to y_j, where j is the image as far from the
+        batch's end as i is from its beginning.
+        """
         x, y = batch
         alpha = self.config.augment.mixup
         if not alpha:
             return self._loss(model(x), y)
         share = random.betavariate(alpha, alpha)  # seeded for this step and micro-batch by the trainer
         logits = model(share * x + (1 - share) * x.flip(0))
-        one, other = self._loss(logits, y), self._loss(logits, y.flip(0))
-        return Loss(share * one.sum + (1 - share) * other.sum, one.count)
+        loss, flipped = self._loss(logits, y), self._loss(logits, y.flip(0))
+        return Loss(share * loss.sum + (1 - share) * flipped.sum, loss.count)
 
     def _loss(self, logits: Tensor, y: Tensor) -> Loss:
         loss = self.config.loss
@@ -64,7 +70,7 @@ class ConvnetTask(Task):
         return losses.cross_entropy(logits, y, label_smoothing=loss.label_smoothing)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Cross-entropy and accuracy, whatever was trained on, of val and, with data.test, of test."""
+        """Returns cross-entropy and accuracy, whatever the training loss, on val and, with data.test, on test."""
         device = next(model.parameters()).device
         metrics: dict[str, float] = {}
         for name in ("val", "test")[: 1 + self.config.data.test]:

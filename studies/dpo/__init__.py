@@ -1,7 +1,7 @@
 """Preference alignment of a language model by DPO, IPO or KTO on LoRA adapters, or a reward model for best-of-n."""
 
 from hpo import Choice, Constraint, Float, Int, Objective, Study
-from studies._lm.config import PLAN
+from studies._lm.config import PLAN, READ_WHEN
 from studies.dpo.config import Config
 
 STUDY = Study(
@@ -22,7 +22,7 @@ STUDY = Study(
     objectives=[Objective("val/loss", "minimize")],
     constraints=[Constraint("val/kl_share", upper=1.0)],
     presets={
-        # Scores answers instead of giving them, and is judged by what it picks: best-of-n.
+        # Scores answers instead of giving them, and is judged by the ones it picks: best-of-n.
         "reward": {"loss.name": "reward"},
         # A model of billions of parameters on one GPU.
         "large": {
@@ -42,4 +42,10 @@ STUDY = Study(
     },
     plan=PLAN,
     data_paths=("data.path", "model.path"),
+    read_when={
+        **READ_WHEN,
+        **dict.fromkeys(["loss.beta", "evaluation.beta"], "loss.name != 'reward'"),
+        "loss.label_smoothing": "loss.name == 'dpo'",
+        "evaluation.best_of": "loss.name == 'reward'",
+    },
 )

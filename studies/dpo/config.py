@@ -1,4 +1,4 @@
-"""What can be set in the dpo study. Torch-free."""
+"""Configures the dpo study. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from studies.dpo.pairs import preferences
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
 from trainer.errors import DataError
 
-FIELDS = ("prompt", "chosen", "rejected")  # of a record
+FIELDS = ("prompt", "chosen", "rejected")  # fields of a record
 KTO_LEAST = 8  # samples of a micro-batch
 
 
 class LossConfig(Frozen):
-    """`dpo`, `ipo` and `kto` align the model itself (trainer.losses.preference); `reward` trains a model that scores
-    answers, -log sigmoid(r(chosen) - r(rejected)) (Bradley & Terry 1952; Stiennon et al. 2020, arXiv 2009.01325)."""
+    """The loss. `dpo`, `ipo` and `kto` align the model itself (trainer.losses.preference).
+
+    `reward` trains a model that scores answers, -log sigmoid(r(chosen) - r(rejected)) (Bradley & Terry 1952; Stiennon
+    et al. 2020, arXiv 2009.01325).
+    """
 
     name: Literal["dpo", "ipo", "kto", "reward"] = "dpo"
     beta: Positive = 0.1
@@ -32,10 +35,10 @@ class LossConfig(Frozen):
 
 
 class EvalConfig(Frozen):
-    """Of the held-back prompts the first `prompts` are answered, by at most `max_new_tokens`; best of `best_of`.
+    """Evaluation: the first `prompts` held-back prompts get answers of at most `max_new_tokens`; best of `best_of`.
 
-    Held-back pairs are judged by rewards of `beta` times the log-ratio, the same whatever is trained, so that trials
-    compare. A policy that is further than `most_kl` nats from its reference is infeasible: its pairs may still be told
+    Held-back pairs are judged by rewards of `beta` times the log-ratio, the same for every loss, so that trials
+    compare. A policy that is further than `most_kl` nats from its reference is infeasible: it may still tell pairs
     apart well when its answers have long become worthless (Rafailov et al. 2024, arXiv 2406.02900).
     """
 
@@ -43,7 +46,7 @@ class EvalConfig(Frozen):
     max_new_tokens: Annotated[int, Field(ge=1)] = 8
     best_of: Annotated[int, Field(ge=2)] = 16
     beta: Positive = 0.1
-    most_kl: Positive = 5.0  # all answers of the best worth, on the generated data, are 4 log 2 = 2.8 nats away
+    most_kl: Positive = 5.0  # on the generated data a policy of only best answers is 4 log 2 = 2.8 nats away
 
 
 TRAIN = TrainConfig(
@@ -66,7 +69,10 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _kto_sees_enough(self) -> Config:
-        """KTO's reference point is a mean over a micro-batch, clamped at 0: of few answers it is biased upwards."""
+        """Refuses micro-batches that are too small for KTO.
+
+        Its reference point is a mean over a micro-batch, clamped at 0: with few answers it is biased upwards.
+        """
         size = 1 if self.train.micro_batch_size == "auto" else self.train.micro_batch_size
         size = size or self.train.batch_size // self.train.parallel.data
         if self.loss.name == "kto" and size < KTO_LEAST:
@@ -78,19 +84,19 @@ class Config(Frozen):
 
 
 def check(config: Config) -> None:
-    """What is refused before a study is written: see `check_inputs`."""
+    """Refuses bad inputs before a study is written: see `check_inputs`."""
     check_inputs(config.model, config.data, records)
 
 
 def records(data: DataConfig) -> list[Record]:
-    """The user's preferences, or generated ones. Raises DataError for one that prefers an answer to itself."""
+    """Returns the user's preferences, or generated ones. Raises DataError for one that prefers an answer to itself."""
     if not data.path:
         return preferences(data.generated, data.seed)
-    found = read_jsonl(data.path, FIELDS)
-    for number, record in enumerate(found, 1):
+    preferred = read_jsonl(data.path, FIELDS)
+    for number, record in enumerate(preferred, 1):
         if (answer := record["chosen"]) == record["rejected"]:
             raise DataError(
                 f"data.path={str(data.path)!r}, record {number}: chosen and rejected are both {answer[:40]!r}, which "
                 "prefers nothing: leave it out."
             )
-    return found
+    return preferred

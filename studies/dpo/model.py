@@ -1,4 +1,4 @@
-"""The models of the study: a policy with its reference, which is itself without adapters, and a reward model."""
+"""Holds the models of the study: a policy, whose reference is itself without adapters, and a reward model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from studies._lm.config import ModelConfig
 from studies._lm.text import IGNORED
 from trainer.data import pad
 from trainer.losses import sequence_log_probs
-from trainer.model.evaluated import as_evaluated
+from trainer.model.eval_mode import as_evaluated
 
 
 def policy_model(config: ModelConfig) -> nn.Module:
@@ -30,8 +30,8 @@ class RewardModel(nn.Module):
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         out = self.lm(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        last = torch.where(labels != IGNORED, places, 0).amax(dim=1)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        last = torch.where(labels != IGNORED, positions, 0).amax(dim=1)
         state = out.hidden_states[-1][torch.arange(len(tokens), device=tokens.device), last]
         return self.head(state.float()).squeeze(1)
 
@@ -41,31 +41,33 @@ def reward_model(config: ModelConfig) -> nn.Module:
 
 
 def log_probs(model: Any, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability of each answer [batch], its tokens [batch]) of sequences [batch, time]."""
+    """Returns (log-probability of each answer [batch], its tokens [batch]) of sequences [batch, time]."""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]
     return sequence_log_probs(logits, labels[:, 1:], ignore_index=IGNORED)
 
 
 def reference_log_probs(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """The same of the model as it was: its adapters off, and without dropout, also while the model is trained."""
+    """Returns the log-probabilities by the original model: without adapters and dropout, also during training."""
     with as_evaluated(unwrapped(model)), unwrapped(model).disable_adapter():
         return log_probs(unwrapped(model), tokens, labels)[0]
 
 
 def in_parts(function: Callable[..., Tensor], rows: int, *tensors: Tensor) -> Tensor:
-    """function(*tensors), all [batch, ...], computed for at most `rows` of the batch at a time."""
+    """Returns function(*tensors), all [batch, ...], computed for at most `rows` of the batch at a time."""
     return torch.cat([function(*part) for part in zip(*(x.split(rows) for x in tensors), strict=True)])
 
 
 def unwrapped(model: Any) -> Any:
-    """The model within what replicas it."""
+    """Returns the model inside a replica wrapper."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int, rows: int = 64) -> tuple[Tensor, Tensor]:
-    """One answer to each prompt, drawn from the model token by token until `end`, `most` at most: (tokens [prompts,
-    time], padded by `end`; labels [prompts, time], IGNORED outside the answers). `rows` prompts are read at a time,
-    whose keys and values are kept meanwhile; what is drawn does not depend on how many."""
+    """Returns one answer to each prompt, drawn token by token until `end`, at most `most` tokens.
+
+    The result is (tokens [prompts, time], padded by `end`; labels [prompts, time], IGNORED outside the answers). `rows`
+    prompts are read at a time, whose keys and values are kept meanwhile; the draws do not depend on their number.
+    """
     device = next(model.parameters()).device
     chance = torch.rand(len(prompts), most)
     drawn: list[list[int]] = []
@@ -74,18 +76,21 @@ def answers(model: Any, prompts: Sequence[Sequence[int]], most: int, end: int, r
         drawn += _drawn(model, prompts[part], chance[part].to(device), end)
     tokens, mask = pad([torch.tensor([*prompt, *answer]) for prompt, answer in zip(prompts, drawn, strict=True)], end)
     begin = torch.tensor([len(prompt) for prompt in prompts])[:, None]
-    held = mask & (torch.arange(tokens.shape[1]) >= begin)
-    return tokens.to(device), torch.where(held, tokens, IGNORED).to(device)
+    answered = mask & (torch.arange(tokens.shape[1]) >= begin)
+    return tokens.to(device), torch.where(answered, tokens, IGNORED).to(device)
 
 
 def _drawn(model: Any, prompts: Sequence[Sequence[int]], chance: Tensor, end: int) -> list[list[int]]:
-    """The answers to prompts that are read together; chance [prompts, most], uniform in [0, 1), decides each token:
-    the first at which the distribution, summed up, is above it."""
+    """Returns the answers to prompts that are read together.
+
+    chance [prompts, most], uniform in [0, 1), decides each token: the first at which the cumulative distribution is
+    above it.
+    """
     read, mask = (x.to(chance.device) for x in pad([torch.tensor(prompt) for prompt in prompts], end, side="left"))
     drawn, kept = read[:, :0], None
     for uniform in chance.T[..., None]:
-        places = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -read.shape[1] :]
-        out = model(input_ids=read, attention_mask=mask, position_ids=places, past_key_values=kept, use_cache=True)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -read.shape[1] :]
+        out = model(input_ids=read, attention_mask=mask, position_ids=positions, past_key_values=kept, use_cache=True)
         kept, total = out.past_key_values, out.logits[:, -1].float().softmax(dim=-1).cumsum(dim=-1)
         read = (total <= uniform * total[:, -1:]).sum(dim=1, keepdim=True).clamp(max=total.shape[1] - 1)
         drawn, mask = torch.cat([drawn, read], dim=1), torch.cat([mask, torch.ones_like(read, dtype=torch.bool)], dim=1)

@@ -1,4 +1,4 @@
-"""How preferences are learnt, and what is measured of it."""
+"""Trains on preferences, and evaluates the policy or reward model."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from studies.dpo.pairs import true_reward
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import LOSSES
-from trainer.model.evaluated import as_evaluated
+from trainer.model.eval_mode import as_evaluated
 from trainer.task import Loss, Task
 
 Batch = dict[str, Tensor]
 
 
 class DpoTask(Task):
-    """A policy that prefers what was chosen, or with `loss.name=reward` a model that scores it higher."""
+    """A policy that prefers the chosen answers, or with `loss.name=reward` a model that scores them higher."""
 
     config: Config
 
@@ -45,7 +45,7 @@ class DpoTask(Task):
         super().__init__(config)
         self.depth = depth_of(config.model)
         self.scores = config.loss.name == "reward"
-        self.picked: list[dict[str, Any]] = []  # of the last evaluation: what best-of-n gives
+        self.picked: list[dict[str, Any]] = []  # best-of-n answers of the last evaluation
 
     @cached_property
     def text(self) -> Tokenizer:
@@ -63,11 +63,11 @@ class DpoTask(Task):
 
     def largest_batch(self, size: int) -> Batch:
         tokens = torch.zeros(size, self.config.data.max_length, dtype=torch.long)
-        return {f"{which}{kind}": tokens.clone() for which in self._answers for kind in ("", "_labels")}
+        return {f"{answer}{kind}": tokens.clone() for answer in self._answers for kind in ("", "_labels")}
 
     @property
     def _answers(self) -> tuple[str, ...]:
-        """What of a sample is read: for kto also an answer to another prompt."""
+        """Returns the parts of a sample that are read: for kto also an answer to another prompt."""
         return ("chosen", "rejected", "other") if self.config.loss.name == "kto" else ("chosen", "rejected")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -77,7 +77,7 @@ class DpoTask(Task):
         return self._preference(self._ratios(model, batch))
 
     def _preference(self, ratios: dict[str, tuple[Tensor, Tensor]]) -> Loss:
-        """The loss, given log pi and log reference of each kind of answer."""
+        """Returns the loss, given log pi and log reference of each kind of answer."""
         loss = self.config.loss
         (chosen, ref_chosen), (rejected, ref_rejected) = ratios["chosen"], ratios["rejected"]
         if loss.name == "kto":
@@ -89,19 +89,19 @@ class DpoTask(Task):
         return LOSSES[loss.name](chosen, rejected, ref_chosen, ref_rejected, beta=loss.beta, **options)
 
     def _ratios(self, model: nn.Module, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """log pi and log reference of each kind of answer, [batch] each; of ipo per token, as TRL has it.
+        """Returns log pi and log reference of each kind of answer, [batch] each; for ipo per token, as in TRL.
 
-        KTO's reference point, on the answers to other prompts, is computed as the reference is: without dropout.
+        KTO's reference point, on the answers to other prompts, is computed like the reference: without dropout.
         """
-        found = {}
-        for which in self._answers:
-            tokens, labels = batch[which], batch[f"{which}_labels"]
+        ratios = {}
+        for answer in self._answers:
+            tokens, labels = batch[answer], batch[f"{answer}_labels"]
             reference = reference_log_probs(model, tokens, labels)
-            with as_evaluated(unwrapped(model)) if which == "other" else nullcontext():
+            with as_evaluated(unwrapped(model)) if answer == "other" else nullcontext():
                 policy, count = log_probs(model, tokens, labels)
             per = count.clamp(min=1) if self.config.loss.name == "ipo" else 1
-            found[which] = policy / per, reference / per
-        return found
+            ratios[answer] = policy / per, reference / per
+        return ratios
 
     def _rewards(self, model: nn.Module, batch: Batch, which: str) -> Tensor:
         return model(batch[which], batch[f"{which}_labels"])
@@ -109,12 +109,15 @@ class DpoTask(Task):
     # --- Evaluation
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Of held-back pairs `val/loss`, the mean of -log sigmoid(r(chosen) - r(rejected)), `val/reward_accuracy` and
-        `val/reward_margin`, whatever loss was trained: the reward r is `evaluation.beta` times the log-ratio to the
-        reference, or the reward model's score. For a policy `val/kl` to its reference on answers drawn from it, and on
-        generated data `val/true_reward` and `val/win_rate` against answers of the reference; for a reward model what it
-        picks: `val/best_of_4` and so on. `val/kl_share` is the part of `evaluation.most_kl` that is spent, by best-of-n
-        at most."""
+        """Returns the metrics on held-back pairs, and on answers to held-back prompts.
+
+        `val/loss`, the mean of -log sigmoid(r(chosen) - r(rejected)), `val/reward_accuracy` and `val/reward_margin` are
+        the same for every training loss: the reward r is `evaluation.beta` times the log-ratio to the reference, or the
+        reward model's score. A policy has `val/kl` to its reference on answers drawn from it, and on generated data
+        `val/true_reward` and `val/win_rate` against answers of the reference; a reward model has the worth of its
+        picks: `val/best_of_4` and so on. `val/kl_share` is the part of `evaluation.most_kl` that is spent, for
+        best-of-n an upper bound.
+        """
         better = self._judged(model)
         metrics = {"val/loss": float(-F.logsigmoid(better).mean()), "val/reward_margin": float(better.mean())}
         metrics |= {"val/reward_accuracy": float((better > 0).float().mean())}
@@ -122,7 +125,7 @@ class DpoTask(Task):
         return metrics | (self._picked(model, prompts) if self.scores else self._drawn(model, prompts))
 
     def _judged(self, model: nn.Module) -> Tensor:
-        """By how much the reward of each held-back pair's chosen answer is larger, [pairs]."""
+        """Returns by how much the reward of each held-back pair's chosen answer is larger, [pairs]."""
         reward = self._rewards if self.scores else self._log_ratios
         parts = batches(self._held_back, self._rows, next(model.parameters()).device)
         better = torch.cat([reward(model, batch, "chosen") - reward(model, batch, "rejected") for batch in parts])
@@ -132,7 +135,7 @@ class DpoTask(Task):
         return _log_ratio(model, batch[which], batch[f"{which}_labels"])
 
     def _drawn(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
-        """What the policy answers, beside what its reference does."""
+        """Returns the metrics of the policy's answers, compared with its reference's."""
         policy: Any = unwrapped(model)
         tokens, labels = self._answer(policy, prompts)
         ratio = in_parts(partial(_log_ratio, policy), self._rows, tokens, labels)
@@ -141,24 +144,24 @@ class DpoTask(Task):
         if not self.config.data.path:
             with policy.disable_adapter():
                 others = _worth(self._texts(*self._answer(policy, prompts)))
-            own = _worth(self._texts(tokens, labels))
-            wins = (own > others).float() + 0.5 * (own == others).float()
-            metrics |= {"val/true_reward": float(own.mean()), "val/win_rate": float(wins.mean())}
+            rewards = _worth(self._texts(tokens, labels))
+            wins = (rewards > others).float() + 0.5 * (rewards == others).float()
+            metrics |= {"val/true_reward": float(rewards.mean()), "val/win_rate": float(wins.mean())}
         return metrics
 
     def _picked(self, model: nn.Module, prompts: Sequence[str]) -> dict[str, float]:
-        """The true reward, or where none is known the model's own, of the best of n answers of the reference."""
+        """Returns the true reward, or else the model's own, of the best of n answers of the reference."""
         scorer: Any = unwrapped(model)
-        scores, worths, given = [], [], []
+        scores, worths, texts = [], [], []
         for _ in range(self.config.evaluation.best_of):
             with scorer.lm.disable_adapter():
                 tokens, labels = self._answer(scorer.lm, prompts)
             scores.append(in_parts(scorer, self._rows, tokens, labels).cpu())
-            given.append(self._texts(tokens, labels))
-            worths.append(scores[-1] if self.config.data.path else _worth(given[-1]))
+            texts.append(self._texts(tokens, labels))
+            worths.append(scores[-1] if self.config.data.path else _worth(texts[-1]))
         counts, score, worth = best_of.sizes(len(scores)), torch.stack(scores, dim=1), torch.stack(worths, dim=1)
         self.picked = [
-            {"prompt": prompt, "response": given[best][row], "score": float(score[row, best])}
+            {"prompt": prompt, "response": texts[best][row], "score": float(score[row, best])}
             for row, (prompt, best) in enumerate(zip(prompts, score.argmax(dim=1).tolist(), strict=True))
         ]
         picked = {f"val/best_of_{n}": best_of.best_of(score, worth, n) for n in counts}
@@ -170,16 +173,16 @@ class DpoTask(Task):
         return answers(model, encoded, self.config.evaluation.max_new_tokens, self.text.end, self._rows)
 
     def _texts(self, tokens: Tensor, labels: Tensor) -> list[str]:
-        """The answers, without their ends."""
-        drawn = [row[held].tolist() for row, held in zip(tokens, labels != IGNORED, strict=True)]
+        """Returns the answers as text, without their ends."""
+        drawn = [row[answered].tolist() for row, answered in zip(tokens, labels != IGNORED, strict=True)]
         return [self.text.decode(ids) for ids in drawn]
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
-        """Of a reward model the answers it picks, best of `evaluation.best_of`, as `picked/epoch-N.jsonl`."""
+        """Returns a reward model's picks, best of `evaluation.best_of`, as `picked/epoch-N.jsonl`."""
         if not self.picked:
             return {}
         epoch = round(self.progress * self.config.train.num_epochs)
-        lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in self.picked)
+        lines = "".join(json.dumps(pick, ensure_ascii=False) + "\n" for pick in self.picked)
         return {f"picked/epoch-{epoch:04d}.jsonl": lines}
 
     # --- Data
@@ -198,24 +201,24 @@ class DpoTask(Task):
         return self._samples(self._records[1])
 
     def _samples(self, records: Sequence[Record]) -> Padded:
-        """Of each record the prompt with its answers; the other answer is what was chosen for the next prompt."""
+        """Returns each record's prompt with its answers; the other answer is the next prompt's chosen one."""
         others = [*records[1:], records[0]]
         rows = [record | {"other": other["chosen"]} for record, other in zip(records, others, strict=True)]
         return padded([self._sample(row) for row in rows], self.text.end)
 
     def _sample(self, row: Record) -> dict[str, Tensor]:
         sample: dict[str, Tensor] = {}
-        for which in self._answers:
-            found = tokens_of(self.text, row["prompt"], row[which], self.config.data)
-            sample |= {which: found["tokens"], f"{which}_labels": found["labels"]}
+        for answer in self._answers:
+            encoded = tokens_of(self.text, row["prompt"], row[answer], self.config.data)
+            sample |= {answer: encoded["tokens"], f"{answer}_labels": encoded["labels"]}
         return sample
 
 
 def _worth(texts: Sequence[str]) -> Tensor:
-    """The true rewards of answers to generated prompts, [prompts]."""
+    """Returns the true rewards of answers to generated prompts, [prompts]."""
     return torch.tensor([true_reward(text) for text in texts])
 
 
 def _log_ratio(policy: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """log policy/reference of each answer, [batch]."""
+    """Returns log policy/reference of each answer, [batch]."""
     return log_probs(policy, tokens, labels)[0] - reference_log_probs(policy, tokens, labels)

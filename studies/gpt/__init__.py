@@ -23,7 +23,7 @@ STUDY = Study(
     objectives=[Objective("val/loss", "minimize", select="best")],
     metrics=("train/loss", "val/*", "test/*"),
     presets={
-        # 124 M parameters, GPT-2's smallest in width, depth and vocabulary; see README.md for the tokens it wants.
+        # 124 M parameters, GPT-2's smallest in width, depth and vocabulary; see README.md for the tokens it needs.
         "full": {
             "data.tokenizer": "bpe",
             "data.vocab_size": 50304,
@@ -44,8 +44,16 @@ STUDY = Study(
     plan={"train.activations.checkpoint": ["none", "selective", "full"], "train.micro_batch_size": [64, 16, 4, 1]},
     data_paths=("data.path", "data.general_path", "data.tokenizer_file", "model.weights"),
     hold_out={"data.test": True},
+    read_when={
+        **dict.fromkeys(["data.column", "data.separator", "data.held_out", "data.general_path"], "data.path != ''"),
+        **dict.fromkeys(["data.corpus.*", "data.seed"], "data.path == ''"),
+        "data.phases": "data.path == '' or data.general_path != ''",
+        **dict.fromkeys(["data.vocab_size", "data.tokenizer_file"], "data.tokenizer == 'bpe'"),
+        "data.end_token": "data.tokenizer_file != ''",
+        **dict.fromkeys(["samples.prompts", "samples.temperature"], "samples.tokens > 0"),
+    },
     enqueue=[
-        {  # the defaults, so that what is found is never worse
+        {  # the defaults, so that the best trial is never worse
             "train.optim.lr": 3e-3,
             "train.optim.weight_decay": 0.1,
             "train.schedule.warmup_ratio": 0.05,

@@ -13,8 +13,10 @@ from trainer.errors import ConfigError, DataError
 
 
 def check(config: Config) -> dict[str, Any]:
-    """Refuse, as DataError or ConfigError, texts that no trial could use, and a tokenizer whose package is missing; the
-    data report. Called before a study is written."""
+    """Raises DataError or ConfigError for unusable texts, or a missing tokenizer package; returns the data report.
+
+    Called before a study is written.
+    """
     llama.check(config)
     if config.data.tokenizer_file:
         _check_tokenizer(config.data)
@@ -26,7 +28,7 @@ def check(config: Config) -> dict[str, Any]:
 
 
 def _check_tokenizer(data: DataConfig) -> None:
-    from trainer.data.text import BPE  # which imports torch
+    from trainer.data.text import BPE  # it imports torch
 
     try:
         BPE.load(data.tokenizer_file, data.end_token)

@@ -1,4 +1,4 @@
-"""What can be set in the gpt study. Torch-free."""
+"""Configures the gpt study. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ LONGEST = 113  # tokens of a document of the generated corpus: 16 words of 6 let
 
 
 class MixPhase(Frozen):
-    """From `start`, a share of the run, `target` is the share of rows that come from the target domain."""
+    """A phase of the mixture: from `start`, a share of the run, `target` is the target domain's share of the rows."""
 
     start: Ratio = 0.0
     target: Ratio
 
 
 class CorpusConfig(Frozen):
-    """The generated corpus: documents of each domain to train on; a tenth as many to validate, and to test."""
+    """The generated corpus: training documents of each domain; a tenth as many to validate, and to test."""
 
     general: PositiveInt = 1500
     target: PositiveInt = 400
-    num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # of the lexicon
-    successors: PositiveInt = 6  # of a word
+    num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # words of the lexicon
+    successors: PositiveInt = 6  # possible next words of a word
 
 
 class DataConfig(Frozen):
-    """What is read. An empty `path` is the generated corpus of two domains, whose entropy is known.
+    """Selects the texts. An empty `path` means the generated corpus of two domains, whose entropy is known.
 
     `path` is the target domain: a text file, a table with a column `text` (JSON Lines, Parquet, CSV), or a directory of
-    such; `general_path`, which may be left out, the same of a general domain. `separator` divides a text file into
-    documents; without one, a file is a document. `cache` is a directory that keeps the tokens for whoever asks for the
-    same of the same texts; empty: the home's `shared`.
+    such; the optional `general_path` is the same for a general domain. `separator` divides a text file into documents;
+    without one, a file is a document. `cache` is a directory that keeps the tokens for later runs with the same
+    settings and texts; empty: the home's `shared`.
 
     Rows of `block_size` tokens are drawn from both domains by the ratios of `phases`; an epoch takes the phase that it
-    begins in. With `tokens_per_parameter` the run sees so many tokens for each parameter of the model: 20 is about what
-    makes the best of a budget of operations (see budget.py). None: an epoch has as many rows as both domains together.
+    begins in. `tokens_per_parameter` is the number of tokens that the run sees for each parameter of the model: about
+    20 is the optimum for a budget of operations (see budget.py). None: an epoch has as many rows as both domains
+    together.
     """
 
     path: str = ""
@@ -47,7 +48,7 @@ class DataConfig(Frozen):
     column: str = "text"
     separator: str = ""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
-    vocab_size: Annotated[int, Field(ge=257)] = 257  # of BPE, which learns at most so many
+    vocab_size: Annotated[int, Field(ge=257)] = 257  # BPE's, an upper limit of the tokens it learns
     tokenizer_file: str = ""  # a tokenizer.json to use as BPE, whose token `end_token` ends documents; empty: learn one
     end_token: str = "<|end|>"
     block_size: Annotated[int, Field(ge=8)] = 128
@@ -57,9 +58,9 @@ class DataConfig(Frozen):
         MixPhase(start=0.8, target=0.8),
     )
     tokens_per_parameter: Positive | None = None
-    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # of a file, to validate, and as much to test
-    test: bool = False  # also evaluate what no trial is selected by
-    seed: Annotated[int, Field(ge=0)] = 0  # of the generated corpus
+    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # share of a file to validate, and as much to test
+    test: bool = False  # also evaluate the test part, by which no trial is selected
+    seed: Annotated[int, Field(ge=0)] = 0  # seed of the generated corpus
     corpus: CorpusConfig = CorpusConfig()
     cache: str = ""
 
@@ -119,8 +120,11 @@ class ModelConfig(Frozen):
 
 
 class SamplesConfig(Frozen):
-    """What the model writes after each epoch, `samples/epoch-N.txt` of the trial: up to `tokens` tokens after each of
-    `prompts`, nothing for 0. Temperature 0 takes the likeliest token each time."""
+    """Texts that the model writes after each epoch, the trial's `samples/epoch-N.txt`.
+
+    There are up to `tokens` tokens after each of `prompts`, none for 0. Temperature 0 takes the likeliest token each
+    time.
+    """
 
     prompts: tuple[str, ...] = ("", "")
     tokens: Annotated[int, Field(ge=0)] = 96

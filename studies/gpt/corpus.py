@@ -1,4 +1,4 @@
-"""The texts of a configuration, generated or read, divided into train, val and test. Torch-free."""
+"""Holds the texts of a configuration, generated or read, divided into train, val and test. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target do
 
 
 def prepare(data: DataConfig) -> Corpus:
-    """The texts of a configuration. Raises DataError, naming the file, for what cannot be used."""
+    """Returns the texts of a configuration. Raises DataError, naming the file, for unusable ones."""
     if not data.path:
         return _generated(data.corpus.model_dump_json(), data.seed)
-    given = {"general": data.general_path} if data.general_path else {}
-    return {domain: _read(path, data) for domain, path in (given | {"target": data.path}).items()}
+    paths = {"general": data.general_path} if data.general_path else {}
+    return {domain: _read(path, data) for domain, path in (paths | {"target": data.path}).items()}
 
 
 @lru_cache(maxsize=2)
@@ -30,14 +30,14 @@ def _generated(corpus: str, seed: int) -> Corpus:
 
 
 def _read(path: str, data: DataConfig) -> dict[str, Text]:
-    place = Path(path)
-    files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
+    source = Path(path)
+    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
     documents = [document for file in files for document in _documents(file, data) if document.strip()]
     if not documents:
         raise DataError(f"{path} has no text in it: give a file of text, or a directory of such.")
     parts = _divided(documents, data.held_out)
     for part, texts in parts.items():
-        if (size := sum(map(len, texts))) < data.block_size:  # as many tokens at most, whatever the tokenizer
+        if (size := sum(map(len, texts))) < data.block_size:  # an upper limit of the tokens, whatever the tokenizer
             raise DataError(
                 f"{path} leaves {size} bytes to {part}, fewer than one block of {data.block_size} tokens: lower "
                 "data.block_size, or give more text."
@@ -69,25 +69,25 @@ def _check_utf8(file: Path, content: bytes) -> None:
 
 
 def _divided(documents: list[bytes], held_out: float) -> dict[str, list[bytes]]:
-    """Train, val and test one after another: the last shares of all bytes, cut where that is, at a character."""
+    """Returns train, val and test in order: the last shares of all bytes, cut exactly there, at a character."""
     size = sum(map(len, documents))
     stops = [round(size * (1 - 2 * held_out)), round(size * (1 - held_out)), size]
     parts: dict[str, list[bytes]] = {part: [] for part in PARTS}
-    at = 0
+    start = 0
     for document in documents:
         begin = 0
         for part, stop in zip(PARTS, stops, strict=True):
-            end = _character(document, min(max(stop - at, begin), len(document)))
+            end = _character(document, min(max(stop - start, begin), len(document)))
             if end > begin:
                 parts[part].append(document[begin:end])
             begin = max(end, begin)
-        at += len(document)
+        start += len(document)
     return parts
 
 
-def _character(text: bytes, place: int) -> int:
-    """`place`, or the next one at which a character of UTF-8 begins; at most three bytes go on with one."""
-    for end in range(place, min(place + 4, len(text))):
+def _character(text: bytes, start: int) -> int:
+    """Returns `start`, or the next start of a UTF-8 character; at most three continuation bytes follow."""
+    for end in range(start, min(start + 4, len(text))):
         if text[end] & 0xC0 != 0x80:
             return end
-    return min(place, len(text)) if place + 4 < len(text) else len(text)
+    return min(start, len(text)) if start + 4 < len(text) else len(text)

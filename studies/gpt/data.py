@@ -1,4 +1,4 @@
-"""From texts to rows of tokens: memory-mapped files that all trials share, packed, mixed by the phase of the run."""
+"""Turns texts into rows of tokens: memory-mapped files that all trials share, packed, mixed by the run's phase."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from trainer.errors import DataError
 from trainer.files import durable
 
 BPE_FILE, ABOUT = "bpe.json", "about.json"
-VERSION = 3  # of what lies in the cache
-# What decides the tokens, besides the files themselves.
+VERSION = 3  # format version of the cache
+# The fields that decide the tokens, besides the files themselves.
 DECIDE = {"column", "separator", "tokenizer", "vocab_size", "end_token", "held_out", "seed", "corpus"}
-STALE = 3600.0  # seconds after which a directory that was never finished is nobody's
+STALE = 3600.0  # seconds after which an unfinished directory is abandoned
 
 
 class Tokens:
     """The token files of a configuration, made on first use; after that the texts are not tokenised again.
 
     They are kept in `data.cache`, else in `shared` for all trials, else for as long as this process lives.
-
-    `files[domain, part]`; `bytes` of the text in each, and `nats` that its source spends on it, where that is known.
+    `files[domain, part]` are the files, `bytes` the size of each text, and `nats` its cost by its source, if known.
     """
 
     def __init__(self, data: DataConfig, shared: Path | None = None) -> None:
@@ -47,36 +46,42 @@ class Tokens:
         self.bytes: dict[tuple[str, str], int] = {name: about[name[0]][name[1]]["bytes"] for name in names}
         self.nats: dict[tuple[str, str], float | None] = {name: about[name[0]][name[1]]["nats"] for name in names}
 
-    def packed(self, domain: str, part: str, length: int, seed: int) -> Packed:
-        return Packed(TokenDocuments(self.files[domain, part]), length, seed=seed, pad_id=self.tokenizer.end)
+    def packed(self, domain: str, part: str, length: int, seed: int, *, begins: bool = False) -> Packed:
+        documents = TokenDocuments(self.files[domain, part])
+        return Packed(documents, length, seed=seed, pad_id=self.tokenizer.end, begins=begins)
 
 
 def tokenizer_of(data: DataConfig) -> Tokenizer:
-    """The tokenizer of a configuration; the texts are read only where it has to be learnt from them."""
+    """Returns the tokenizer of a configuration; the texts are read only if it must be learnt from them."""
     if data.tokenizer == "bytes":
         return Bytes()
     return _opened(data, Path()) if data.tokenizer_file else Tokens(data).tokenizer
 
 
-def train_rows(tokens: Tokens, config: Config) -> Mixture:
-    """Rows of all domains by the ratios of the phases; of an only domain, all of it."""
+def train_rows(tokens: Tokens, config: Config, *, begins: bool = False) -> Mixture:
+    """Returns rows of all domains by the ratios of the phases; for a single domain, all of it."""
     data, epochs = config.data, config.train.num_epochs
-    sources = [tokens.packed(domain, "train", data.block_size, config.train.seed) for domain in tokens.domains]
+    sources = [
+        tokens.packed(domain, "train", data.block_size, config.train.seed, begins=begins) for domain in tokens.domains
+    ]
     ratios = phase_ratios(data, epochs) if len(sources) > 1 else {0: (1.0,)}
     first = ratios.pop(0)
     return Mixture(list(zip(sources, first, strict=True)), size=rows(config), phases=ratios)
 
 
 def phase_ratios(data: DataConfig, num_epochs: int) -> dict[int, tuple[float, float]]:
-    """The epochs in which a phase begins -> the shares of (general, target). An epoch takes the phase it begins in."""
+    """Returns first epoch of a phase -> shares of (general, target). An epoch takes the phase it begins in."""
     first = {math.ceil(phase.start * num_epochs - 1e-9): phase.target for phase in data.phases}
     return {epoch: (1 - target, target) for epoch, target in first.items() if epoch < num_epochs}
 
 
 def _cached(data: DataConfig, root: Path) -> Path:
-    """The directory with the token files of these texts and this tokenizer. Any number of processes may make it."""
-    place = root / _key(data)
-    if not place.is_dir():
+    """Returns the directory with the token files of these texts and this tokenizer.
+
+    Any number of processes may make it.
+    """
+    cache = root / _key(data)
+    if not cache.is_dir():
         root.mkdir(parents=True, exist_ok=True)
         _sweep(root)
         with tempfile.TemporaryDirectory(dir=root, prefix=".new-") as temporary:
@@ -84,21 +89,21 @@ def _cached(data: DataConfig, root: Path) -> Path:
             made.mkdir()
             _write(made, data, prepare(data))
             try:
-                made.rename(place)
+                made.rename(cache)
             except OSError:
-                if not place.is_dir():  # else another process was quicker, and has made the same
+                if not cache.is_dir():  # else another process was quicker, and made the same
                     raise
-    return place
+    return cache
 
 
 @cache
 def _own() -> tempfile.TemporaryDirectory[str]:
-    """This process's; it goes with the process."""
+    """Returns this process's directory, which is removed with the process."""
     return tempfile.TemporaryDirectory(prefix="hpo-gpt-", ignore_cleanup_errors=True)
 
 
 def _sweep(root: Path) -> None:
-    """Remove what was killed while it was written."""
+    """Removes directories whose writer was killed."""
     for left in root.glob(".new-*"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > STALE:
@@ -106,14 +111,14 @@ def _sweep(root: Path) -> None:
 
 
 def _key(data: DataConfig) -> str:
-    """Of the configuration and of the content of the files that it names, wherever they lie."""
+    """Returns a digest of the configuration and of the contents of the files that it names, wherever they are."""
     texts = [_content(path) for path in (data.path, data.general_path, data.tokenizer_file)]
-    said = [VERSION, data.model_dump(mode="json", include=DECIDE), texts]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+    parts = [VERSION, data.model_dump(mode="json", include=DECIDE), texts]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _content(path: str) -> list[list[str]]:
-    """Of a file, or of those in a directory in their order: what it is called, and its digest."""
+    """Returns the suffix and the digest of a file, or of each in a directory, in order."""
     files = sorted(Path(path).rglob("*")) if path and Path(path).is_dir() else [Path(path)] if path else []
     if files and not Path(path).exists():
         raise DataError(f"{path} is not there, and the tokens are made of it: put it back, or give its place.")
@@ -123,21 +128,21 @@ def _content(path: str) -> list[list[str]]:
 
 @lru_cache(maxsize=4096)
 def _digest(file: Path, size: int, changed: int) -> str:
-    """Of its content, read again only where its size or time of change is another."""
+    """Returns the digest of its content, read again only if its size or time of change differs."""
     return durable.sha256(file)
 
 
 def _opened(data: DataConfig, learnt: Path) -> BPE:
-    """The tokenizer given, else the one learnt. Raises DataError where it has more tokens than the model knows."""
+    """Returns the configured tokenizer, else the learnt one. Raises DataError if it has more tokens than the model."""
     if not data.tokenizer_file:
         return BPE.load(learnt)
-    given = BPE.load(data.tokenizer_file, data.end_token)
-    if given.vocab_size > data.vocab_size:
+    custom = BPE.load(data.tokenizer_file, data.end_token)
+    if custom.vocab_size > data.vocab_size:
         raise DataError(
-            f"{data.tokenizer_file} has {given.vocab_size} tokens and data.vocab_size is {data.vocab_size}: set it to "
-            f"{given.vocab_size} or more."
+            f"{data.tokenizer_file} has {custom.vocab_size} tokens and data.vocab_size is {data.vocab_size}: set it to "
+            f"{custom.vocab_size} or more."
         )
-    return given
+    return custom
 
 
 def _write(directory: Path, data: DataConfig, corpus: Corpus) -> None:
@@ -159,7 +164,7 @@ def _write(directory: Path, data: DataConfig, corpus: Corpus) -> None:
 
 
 def _encoded(documents: list[bytes], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    """Each between two ends, so that its first token is predicted as well, and that there are no more."""
+    """Yields each document between two ends, so that its first token and its end are predicted too."""
     for document in documents:
         ids = list(document) if isinstance(tokenizer, Bytes) else tokenizer.encode(document.decode())
         yield [tokenizer.end, *ids, tokenizer.end]

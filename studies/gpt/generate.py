@@ -1,8 +1,8 @@
-"""Text from a model, token by token; torch only.
+"""Generates text from a model, token by token; torch only.
 
-The prompt is read at once and then each token once, the keys and values of those before being kept, until the model's
-window is full. From then on it moves by a token at a time and is read anew for each: what the layers have kept was
-computed with tokens that have left it, and is not what they would make of the window.
+The prompt is read at once and then each token once, with the keys and values of earlier ones kept, until the model's
+window is full. From then on the window moves by a token at a time and is read anew for each: the layers' kept values
+were computed with tokens that have left it, and would differ from a fresh pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def generate(
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """The `count` tokens that follow `prompt`, which has one at least; fewer where the document ends before.
+    """Returns the `count` tokens after `prompt`, which must not be empty; fewer if the document ends earlier.
 
     Each is drawn from softmax(logits / temperature), or the likeliest at temperature 0; the model sees the last
     `length` tokens, of a longer prompt too.

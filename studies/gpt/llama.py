@@ -1,8 +1,9 @@
-"""Weights in the format of Hugging Face's Llama, read and written; transformers itself is not needed. Torch-free until
-weights are touched.
+"""Reads and writes weights in the format of Hugging Face's Llama, without transformers.
 
-python -m studies.gpt.llama show DIR               # what to give `hpo run --study gpt` to start from DIR
-python -m studies.gpt.llama save FILE NEW          # of what `hpo export --study gpt --format safetensors` wrote
+Torch-free until weights are touched.
+
+python -m studies.gpt.llama show DIR               # the options for `hpo run --study gpt` to start from DIR
+python -m studies.gpt.llama save FILE NEW          # from a file of `hpo export --study gpt --format safetensors`
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ SIZES = {  # a field of ModelConfig -> its name there
     "norm_eps": "rms_norm_eps",
     "tie": "tie_word_embeddings",
 }
-PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}  # what else there may be, we have not
+PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}  # settings that `Llama` does not vary
 
 
 def their_name(name: str) -> str:
-    """Of a parameter of `Llama`, its name there."""
+    """Returns Hugging Face's name of a parameter of `Llama`."""
     module, _, kind = name.rpartition(".")
     if module in ENDS:
         return f"{ENDS[module]}.{kind}"
@@ -56,32 +57,32 @@ def their_name(name: str) -> str:
 
 
 def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
-    """(the model's sizes, of the vocabulary) in a directory. Raises DataError for what is no Llama like ours."""
+    """Returns (the model's sizes, the vocabulary's) of a directory. Raises DataError if it is not a Llama like ours."""
     file = Path(directory) / "config.json"
     try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-        sizes = {ours: given[theirs] for ours, theirs in SIZES.items() if theirs in given}
-        sizes["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", 10_000.0))
-        vocab_size, kind = given["vocab_size"], rope.get("rope_type", rope.get("type", "default"))
-        width = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+        sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
+        sizes["rope_theta"] = rope.get("rope_theta", fields.get("rope_theta", 10_000.0))
+        vocab_size, kind = fields["vocab_size"], rope.get("rope_type", rope.get("type", "default"))
+        width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
     except (ValueError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is not the configuration of a Llama ({error!r}).") from error
-    wrong = [f"{name}={given[name]!r}" for name, value in PLAIN.items() if given.get(name, value) != value]
+    wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
     wrong += [f"rope_type={kind!r}"] if kind != "default" else []
-    wrong += [f"head_dim={width}"] if width * given["num_attention_heads"] != given["hidden_size"] else []
-    if wrong or given.get("model_type") != "llama":
-        what = wrong[0] if wrong else f"model_type={given.get('model_type')!r}"
-        raise DataError(f"{file} has {what}, which studies/gpt/model.py does not compute: give a plain Llama.")
-    sizes.setdefault("num_kv_heads", given["num_attention_heads"])
+    wrong += [f"head_dim={width}"] if width * fields["num_attention_heads"] != fields["hidden_size"] else []
+    if wrong or fields.get("model_type") != "llama":
+        problem = wrong[0] if wrong else f"model_type={fields.get('model_type')!r}"
+        raise DataError(f"{file} has {problem}, which studies/gpt/model.py does not compute: give a plain Llama.")
+    sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
     sizes.setdefault("tie", False)
     return ModelConfig.model_validate(sizes), vocab_size
 
 
 def check(config: Config) -> None:
-    """Raise DataError where model.weights is given and is of other sizes than the configuration."""
+    """Raises DataError if model.weights is set and has other sizes than the configuration."""
     if not (directory := config.model.weights):
         return
     model, vocab_size = read_config(directory)
@@ -99,23 +100,25 @@ def check(config: Config) -> None:
 
 
 def load(model: nn.Module, directory: str | Path) -> None:
-    """Put the weights of a directory (model.safetensors, in one file or several) into a `Llama`. Raises DataError
-    where one is missing or of another shape."""
+    """Loads the weights of a directory (model.safetensors, in one file or several) into a `Llama`.
+
+    Raises DataError if one is missing or of another shape.
+    """
     import torch
 
-    found, own = _tensors(Path(directory)), model.state_dict()
+    stored, parameters = _tensors(Path(directory)), model.state_dict()
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in parameters.items():
             theirs = their_name(name)
-            if theirs == "lm_head.weight" and theirs not in found:
+            if theirs == "lm_head.weight" and theirs not in stored:
                 theirs = "model.embed_tokens.weight"  # tied
-            if theirs not in found or found[theirs].shape != tensor.shape:
-                has = tuple(found[theirs].shape) if theirs in found else "none"
+            if theirs not in stored or stored[theirs].shape != tensor.shape:
+                has = tuple(stored[theirs].shape) if theirs in stored else "none"
                 raise DataError(
                     f"model.weights: {directory} has {has} for {theirs}, and the model has {tuple(tensor.shape)}: give "
                     f"the sizes that `python -m studies.gpt.llama show {directory}` prints."
                 )
-            tensor.copy_(found[theirs])
+            tensor.copy_(stored[theirs])
 
 
 def _tensors(directory: Path) -> dict[str, Tensor]:
@@ -131,26 +134,26 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, end: int | None = None) -> None:
-    """Write the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it."""
+    """Writes the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it."""
     from safetensors.torch import save_file
 
-    place, model = Path(directory), config.model
-    place.mkdir(parents=True, exist_ok=True)
-    given: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
-    given |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
-    given |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
-    given |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
-    given |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
-    given |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
+    path, model = Path(directory), config.model
+    path.mkdir(parents=True, exist_ok=True)
+    fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
+    fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
+    fields |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
+    fields |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
+    fields |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
+    fields |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
     tensors = {their_name(name): tensor.contiguous() for name, tensor in weights.items()}
     if model.tie:
         tensors.pop("lm_head.weight", None)
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(given, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def flags(directory: str | Path) -> list[str]:
-    """`-o` of every size, for a run that starts from the weights in a directory."""
+    """Returns `-o` for every size, for a run that starts from the weights in a directory."""
     model, vocab_size = read_config(directory)
     named = model.model_dump(exclude={"weights"}) | {"weights": str(directory)}
     shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
@@ -158,20 +161,22 @@ def flags(directory: str | Path) -> list[str]:
 
 
 def _save_exported(file: str, directory: str) -> None:
-    """What `hpo export` wrote, with the trial's configuration in its header; and the tokenizer, where there is one, as
-    transformers' AutoTokenizer opens it."""
+    """Converts a file of `hpo export`, with the trial's configuration in its header.
+
+    The tokenizer, if there is one, is saved as transformers' AutoTokenizer opens it.
+    """
     from studies.gpt.data import tokenizer_of
     from trainer.data.text import BPE
 
-    found, weights = exported(file)
-    config = Config.model_validate(found)
+    settings, weights = exported(file)
+    config = Config.model_validate(settings)
     tokenizer = tokenizer_of(config.data)
-    place = vacant(directory)
-    save(weights, config, place, tokenizer.end)
+    path = vacant(directory)
+    save(weights, config, path, tokenizer.end)
     if isinstance(tokenizer, BPE):
-        tokenizer.save(place / "tokenizer.json")
+        tokenizer.save(path / "tokenizer.json")
         about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
-        (place / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        (path / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {directory}")
 
 

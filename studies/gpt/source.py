@@ -1,9 +1,9 @@
-"""The generated corpus: two domains of one language, each a stochastic source whose entropy is known. Torch-free.
+"""Generates the corpus: two domains of one language, each a stochastic source whose entropy is known. Needs no torch.
 
 A document is a chain of words: each word is drawn from a few successors of the one before it, by the domain's own
-table, and after each word the document ends with probability 1/8, or as it reaches 16 words. Words are separated by a
-space, so a text can be read in one way only and log p(text) is the sum over its words: no model can do better on
-average, and the loss that the source itself would have on the very documents is the floor of every perplexity.
+table, and after each word the document ends with probability 1/8, or when it reaches 16 words. Words are separated by a
+space, so a text can be parsed in only one way and log p(text) is the sum over its words: no model can do better on
+average, and the source's own loss on the same documents is the floor of every perplexity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Text:
-    """Documents as UTF-8, and the nats that the source spends on all of them, their ends included (None: unknown)."""
+    """Documents as UTF-8, and their cost in nats by the source, their ends included (None: unknown)."""
 
     documents: list[bytes]
     nats: float | None = None
@@ -34,7 +34,7 @@ class Text:
 
 
 class Source:
-    """One domain: `start` [words] is how documents begin, `table` [words, words] how a word follows another."""
+    """One domain: `start` [words] has the probabilities of the first word, `table` [words, words] of the next word."""
 
     def __init__(self, words: list[str], config: CorpusConfig, rng: np.random.Generator) -> None:
         self.words, size = words, len(words)
@@ -44,7 +44,7 @@ class Source:
             row[rng.choice(size, config.successors, replace=False)] = rng.dirichlet(np.ones(config.successors))
 
     def text(self, count: int, rng: np.random.Generator) -> Text:
-        """`count` documents."""
+        """Returns `count` documents."""
         documents, nats = [], 0.0
         start, table = self.start.cumsum(), self.table.cumsum(axis=1)
         for _ in range(count):
@@ -56,7 +56,7 @@ class Source:
         return Text(documents, nats)
 
     def nats(self, chain: list[int]) -> float:
-        """-log p of a document."""
+        """Returns -log p of a document."""
         p = [self.start[chain[0]], *(self.table[a, b] for a, b in pairwise(chain))]
         going_on = (len(chain) - 1) * np.log(1 - END)
         return -float(np.log(p).sum() + going_on + (np.log(END) if len(chain) < MAX_WORDS else 0.0))
@@ -67,15 +67,15 @@ def _drawn(cumulative: np.ndarray, rng: np.random.Generator) -> int:
 
 
 def generate(config: CorpusConfig, seed: int) -> dict[str, dict[str, Text]]:
-    """Domain -> part (train, val, test) -> its text."""
+    """Returns domain -> part (train, val, test) -> its text."""
     rng = np.random.default_rng([seed, 0])
     words: set[str] = set()
     while len(words) < config.num_words:
         words.add("".join(rng.choice(list(LETTERS), rng.integers(SHORTEST, LONGEST + 1))))
-    found = {}
+    texts = {}
     for number, domain in enumerate(DOMAINS):
         rng = np.random.default_rng([seed, 1 + number])
         source, count = Source(sorted(words), config, rng), getattr(config, domain)
-        held = max(count // 10, 1)
-        found[domain] = {part: source.text(n, rng) for part, n in (("train", count), ("val", held), ("test", held))}
-    return found
+        rest = max(count // 10, 1)
+        texts[domain] = {part: source.text(n, rng) for part, n in (("train", count), ("val", rest), ("test", rest))}
+    return texts

@@ -1,4 +1,4 @@
-"""How the gpt is trained and judged."""
+"""Trains and evaluates the gpt."""
 
 from __future__ import annotations
 
@@ -15,14 +15,32 @@ from studies.gpt.budget import flops, parameters
 from studies.gpt.config import Config
 from studies.gpt.data import Tokens, train_rows
 from studies.gpt.generate import generate
-from studies.gpt.model import Llama
+from studies.gpt.model import Llama, Plain
 from trainer.data import Mixture, next_tokens
+from trainer.data.loader import to_device
+from trainer.data.view import collate
 from trainer.losses import cross_entropy
+from trainer.losses.vocabulary import in_blocks, linear_cross_entropy
+from trainer.model.attention import attention, within
+from trainer.runtime.device import pick_device
 from trainer.task import Loss, Task
 
 
+class Kernels(Plain):
+    """The trainer's functions: a flash kernel that keeps documents apart if the device has it, and a loss in blocks."""
+
+    attend = staticmethod(attention)
+    mask = staticmethod(within)
+
+    @staticmethod
+    def loss(x: Tensor, head: nn.Module, targets: Tensor) -> Tensor:
+        if type(head) is nn.Linear and not head._forward_pre_hooks:
+            return linear_cross_entropy(x, head.weight, targets).sum
+        return cross_entropy(head(x), targets).sum  # a layer in float8, or one whose input is divided among ranks
+
+
 class GptTask(Task):
-    """Predicts each token of a document by those before it; the loss is in nats per token."""
+    """Predicts each token of a document from the earlier ones; the loss is in nats per token."""
 
     unit = "tokens"
     config: Config
@@ -36,7 +54,7 @@ class GptTask(Task):
         return Tokens(self.data, self.shared)
 
     def model(self) -> nn.Module:
-        model = Llama(self.data.vocab_size, **sizes(self.config))
+        model = Llama(self.data.vocab_size, **sizes(self.config), kernels=Kernels)
         if self.config.model.weights:
             llama.load(model, self.config.model.weights)
         return model
@@ -46,14 +64,37 @@ class GptTask(Task):
 
     @cached_property
     def rows(self) -> Mixture:
-        return train_rows(self.tokens, self.config)
+        return train_rows(self.tokens, self.config, begins=self.begins)
+
+    @cached_property
+    def begins(self) -> bool:
+        """Returns True if batches have the documents' offsets, which attention on a GPU uses and lanes do not."""
+        return pick_device(self.config.train.device).type == "cuda" and self.config.train.fixed_lanes == 1
+
+    @cached_property
+    def whole(self) -> bool:
+        """Returns True if each row of the training set is one document."""
+        return all(source.most_documents == 1 for source in self.rows.sources)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Loss:
-        tokens, documents = batch["tokens"], batch["documents"]
-        return cross_entropy(model(tokens, documents), next_tokens(tokens, documents))
+        return self._loss(model, batch, whole=self.begins and self.whole)
+
+    def _loss(self, model: nn.Module, batch: Mapping[str, Tensor], *, whole: bool) -> Loss:
+        """Returns the loss of rows, `whole` if each is one document.
+
+        The model computes it itself if there are too many logits to hold at once.
+        """
+        tokens, documents, begins = batch["tokens"], batch["documents"], batch.get("begins")
+        targets, begins = next_tokens(tokens, documents), begins[:0] if whole and begins is not None else begins
+        if not in_blocks(targets.numel(), self.data.vocab_size):
+            return cross_entropy(model(tokens, documents, begins=begins), targets)
+        return Loss(model(tokens, documents, targets, begins), (targets >= 0).sum())
 
     def parallel_plan(self, model: nn.Module) -> dict[str, str]:
-        """Columns of q, k, v (whole heads) and of gate and up, rows of what follows; the sequence divided between."""
+        """Returns the plan: columns of q, k, v (whole heads), gate and up, rows of the layers after them.
+
+        The sequence is divided in between.
+        """
         plan = {"embed.tokens": "scatter", "blocks.*.norm?": "sequence", "head.norm": "sequence"}
         plan |= {"blocks.*.attend": "gather", "blocks.*.mlp": "gather", "head.logits": "gather"}
         plan |= {f"blocks.*.attend.{name}": "colwise" for name in "qkv"} | {"blocks.*.attend.o": "rowwise_scatter"}
@@ -65,9 +106,10 @@ class GptTask(Task):
         return model.parts()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Of the target domain `val/loss` in nats per token, `val/perplexity` and `val/bits_per_byte`; of the general
-        one `val/general_loss` and so on. With the generated corpus `val/floor` is the loss of the source itself, and
-        `val/excess` what is above it. With data.test the same as `test/...`.
+        """Returns for the target domain `val/loss` in nats per token, `val/perplexity` and `val/bits_per_byte`.
+
+        The general domain has `val/general_loss` and so on. With the generated corpus `val/floor` is the loss of the
+        source itself, and `val/excess` the difference from it. With data.test the same is returned as `test/...`.
         """
         metrics: dict[str, float] = {}
         for part in ("val", "test") if self.data.test else ("val",):
@@ -79,20 +121,20 @@ class GptTask(Task):
         return metrics | {"budget/tokens": seen, "budget/flops": flops(size, seen)}
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
-        """What the model writes by now, as `samples/epoch-N.txt`."""
-        asked, tokenizer = self.config.samples, self.tokens.tokenizer
-        if asked.tokens == 0:
+        """Returns texts of the current model, as `samples/epoch-N.txt`."""
+        settings, tokenizer = self.config.samples, self.tokens.tokenizer
+        if settings.tokens == 0:
             return {}
         written = []
-        for prompt in asked.prompts:
+        for prompt in settings.prompts:
             ids = [tokenizer.end, *tokenizer.encode(prompt)]
             new = generate(
                 model,
                 ids,
-                asked.tokens,
+                settings.tokens,
                 length=self.data.block_size,
                 end=tokenizer.end,
-                temperature=asked.temperature,
+                temperature=settings.temperature,
             )
             written.append(prompt + tokenizer.decode(new))
         epoch = round(self.progress * self.config.train.num_epochs)
@@ -102,29 +144,29 @@ class GptTask(Task):
         nats, count = self._spent(model, domain, part)
         loss, name = nats / count, (domain, part)
         file = self.tokens.files[name]
-        predicted = (len(file) - file.num_documents) / self.tokens.bytes[name]  # a byte; a document begins with its end
-        found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        found["bits_per_byte"] = loss * predicted / math.log(2)
+        # Tokens per byte; a document begins with its end token.
+        predicted = (len(file) - file.num_documents) / self.tokens.bytes[name]
+        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+        metrics["bits_per_byte"] = loss * predicted / math.log(2)
         if (floor := self.tokens.nats[name]) is not None:
-            found |= {"floor": floor / count, "excess": loss - floor / count}
-        return found
+            metrics |= {"floor": floor / count, "excess": loss - floor / count}
+        return metrics
 
     def _spent(self, model: nn.Module, domain: str, part: str) -> tuple[float, float]:
-        """(nats, tokens predicted) over all rows of a part."""
+        """Returns (nats, tokens predicted) over all rows of a part."""
         device = next(model.parameters()).device
-        rows = self.tokens.packed(domain, part, self.data.block_size, seed=0)
+        rows = self.tokens.packed(domain, part, self.data.block_size, seed=0, begins=self.begins)
         nats, count = 0.0, 0.0
         train = self.config.train
         size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
         for part_of in torch.arange(len(rows)).split(size):
             samples = [rows[i] for i in part_of.tolist()]
-            batch = {name: torch.stack([one[name] for one in samples]).to(device) for name in ("tokens", "documents")}
-            loss = self.loss(model, batch)
+            loss = self._loss(model, to_device(collate(rows)(samples), device), whole=rows.most_documents == 1)
             nats, count = nats + float(loss.sum), count + float(loss.count)
         return nats, count
 
 
 def sizes(config: Config) -> dict[str, Any]:
-    """What `Llama` takes, besides the vocabulary."""
+    """Returns the arguments of `Llama`, other than the vocabulary."""
     model = config.model
     return model.model_dump(exclude={"mlp_size", "weights"}) | {"mlp_size": model.mlp}

@@ -1,7 +1,7 @@
-"""LoRA and QLoRA fine-tuning of a causal language model to instructions, with a contrastive loss beside."""
+"""LoRA and QLoRA fine-tuning of a causal language model to instructions, with an optional contrastive loss."""
 
 from hpo import Float, Int, Objective, Study
-from studies._lm.config import PLAN
+from studies._lm.config import PLAN, READ_WHEN
 from studies.lora.config import Config
 
 STUDY = Study(
@@ -34,4 +34,5 @@ STUDY = Study(
     },
     plan=PLAN,
     data_paths=("data.path", "model.path"),
+    read_when={**READ_WHEN, "loss.temperature": "loss.contrastive > 0"},
 )

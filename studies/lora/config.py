@@ -1,4 +1,4 @@
-"""What can be set in the lora study. Torch-free."""
+"""Configures the lora study. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from studies._lm.records import Record, check_inputs, read_jsonl
 from studies._lm.words import instructions
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
 
-FIELDS = ("prompt", "response")  # of a record
+FIELDS = ("prompt", "response")  # fields of a record
 
 
 class LossConfig(Frozen):
@@ -36,10 +36,10 @@ class Config(Frozen):
 
 
 def check(config: Config) -> None:
-    """What is refused before a study is written: see `check_inputs`."""
+    """Refuses bad inputs before a study is written: see `check_inputs`."""
     check_inputs(config.model, config.data, records)
 
 
 def records(data: DataConfig) -> list[Record]:
-    """The user's, or generated ones."""
+    """Returns the user's records, or generated ones."""
     return read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)

@@ -1,4 +1,4 @@
-"""How adapters are trained to instructions, and judged."""
+"""Trains adapters to instructions, and evaluates them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ Batch = dict[str, Tensor]
 
 
 class LoraTask(Task):
-    """Cross-entropy of the tokens of responses; on the held-back records also the share of responses of which every
-    token is the likeliest one, which greedy decoding then gives."""
+    """Cross-entropy of the tokens of responses.
+
+    On the held-back records it also measures the share of responses of which every token is the likeliest one, which
+    greedy decoding would give.
+    """
 
     config: Config
     unit = "tokens"
@@ -71,10 +74,10 @@ class LoraTask(Task):
         for batch in batches(data, rows_at_once(self.config.train), device):
             targets = batch["labels"][:, 1:]
             logits = model(input_ids=batch["tokens"], use_cache=False).logits[:, :-1]
-            found = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-            hit, held = logits.argmax(dim=-1) == targets, targets != IGNORED
-            loss, tokens = loss + float(found.sum), tokens + int(held.sum())
-            right, exact = right + int((hit & held).sum()), exact + int((hit | ~held).all(dim=1).sum())
+            batch_loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+            hit, answered = logits.argmax(dim=-1) == targets, targets != IGNORED
+            loss, tokens = loss + float(batch_loss.sum), tokens + int(answered.sum())
+            right, exact = right + int((hit & answered).sum()), exact + int((hit | ~answered).all(dim=1).sum())
         return {"val/loss": loss / tokens, "val/token_accuracy": right / tokens, "val/accuracy": exact / len(data)}
 
     @cached_property
@@ -89,22 +92,24 @@ class LoraTask(Task):
 
 
 def contrast(states: Tensor, targets: Tensor, temperature: float, *, gather: bool = False, held: bool = True) -> Loss:
-    """The causal contrastive loss of a language model's states: -log exp(1/t) / (exp(1/t) + sum_j exp(s_ij/t)).
+    """Returns the causal contrastive loss of a language model's states: -log exp(1/t) / (exp(1/t) + sum_j exp(s_ij/t)).
 
     states: [batch, time, hidden], the last layer's, of which states[:, i] predicts targets[:, i]; targets: [batch,
-    time], IGNORED outside responses. s_ij is the cosine of two states. Every state of a response is told from those of
-    its own and the other sequences that stand no later than it and predict another token: states that predict one token
-    may be alike. So a batch of one sequence has negatives of its own; with `gather` those of other ranks count as well.
+    time], IGNORED outside responses. s_ij is the cosine of two states. The negatives of a response's state are those of
+    all sequences that stand no later than it and predict another token: states that predict the same token may be
+    alike. So a batch of one sequence has its own negatives; with `gather` those of other ranks count as well.
+
     This is the contrastive objective of Su et al. 2022 (arXiv 2202.06417, eq. 2), which spreads states apart, with the
-    softmax of van den Oord et al. 2018 (arXiv 1807.03748, eq. 4) in place of its margin, and no state from the future.
+    softmax of van den Oord et al. 2018 (arXiv 1807.03748, eq. 4) in place of its margin, and without states from the
+    future.
     """
     times = torch.arange(states.shape[1], device=states.device).expand(targets.shape)
-    # The similarities are of all states with all, so those of prompts and padding are left out first. An estimate of
-    # memory has shapes alone: it counts every state, as if all were of responses.
+    # The similarities are of all states with all, so those of prompts and padding are removed first. A memory estimate
+    # has only shapes: it counts every state, as if all belonged to responses.
     pick = slice(None) if shapes_only() else (targets != IGNORED).flatten()
     flat, times, groups = (x.flatten(0, 1)[pick] for x in (states, times, targets))
     valid = times.new_full(times.shape, held, dtype=torch.bool)
-    found = causal_contrastive(
+    loss = causal_contrastive(
         flat, flat, valid=valid, times=times, groups=groups, temperature=temperature, gather=gather
     )
-    return Loss(found.sum, found.count)  # an anchor is its own positive, so its accuracy is always 1
+    return Loss(loss.sum, loss.count)  # an anchor is its own positive, so its accuracy is always 1

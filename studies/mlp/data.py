@@ -1,4 +1,4 @@
-"""The digits, split once: 1077 images to train on, 360 to select by, 360 to judge what was selected."""
+"""Loads the digits, split once: 1077 images to train on, 360 to select by, 360 to test the selection."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ TRAIN, VAL = 1077, 360
 
 @lru_cache(maxsize=4)
 def digits(split_seed: int, fold: int = 0, folds: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
-    """train, val and test as (x [n, 64] in [0, 1], y [n]); the split is a permutation drawn from `split_seed`.
+    """Returns train, val and test as (x [n, 64] in [0, 1], y [n]), by a permutation drawn from `split_seed`.
 
-    Of several `folds`, the images before the test's are divided: those of `fold` are val, the others train. Read-only:
-    trials of one process share it.
+    With several `folds`, the images before the test's are divided: those of `fold` are val, the others train.
+    Read-only: trials of one process share it.
     """
     pixels, classes = _images()
     order = np.random.default_rng(split_seed).permutation(len(classes))
     x = torch.from_numpy(pixels[order] / 16.0).float()
     y = torch.from_numpy(classes[order]).long()
-    places = np.arange(len(order))
-    parts = np.split(places, [TRAIN, TRAIN + VAL])
+    indices = np.arange(len(order))
+    parts = np.split(indices, [TRAIN, TRAIN + VAL])
     if folds > 1:
-        val = np.array_split(places[: TRAIN + VAL], folds)[fold]
-        parts = [np.setdiff1d(places[: TRAIN + VAL], val), val, parts[2]]
+        val = np.array_split(indices[: TRAIN + VAL], folds)[fold]
+        parts = [np.setdiff1d(indices[: TRAIN + VAL], val), val, parts[2]]
     return {name: (x[part], y[part]) for name, part in zip(("train", "val", "test"), parts, strict=True)}
 
 
 def _images() -> tuple[np.ndarray, np.ndarray]:
-    """pixels [n, 64] from 0 to 16 and classes [n], as `sklearn.datasets.load_digits(return_X_y=True)` gives them.
+    """Returns pixels [n, 64] from 0 to 16 and classes [n], as `sklearn.datasets.load_digits(return_X_y=True)` does.
 
-    Out of scikit-learn's file alone: its import takes 1.6 s of a processor, more than a trial here, and 100 MiB.
+    It reads scikit-learn's file alone: the import takes 1.6 s of a processor, more than a trial here, and 100 MiB.
     """
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:

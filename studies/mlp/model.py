@@ -1,4 +1,4 @@
-"""A multilayer perceptron; torch only."""
+"""Defines a multilayer perceptron; torch only."""
 
 from __future__ import annotations
 

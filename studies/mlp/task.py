@@ -1,4 +1,4 @@
-"""How the mlp is trained and judged."""
+"""Trains and evaluates the mlp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MlpTask(Task):
 
     config: Config
     lane_fields = ("model.dropout",)
-    part: tuple[int, int] = (0, 1)  # the fold, of how many
+    part: tuple[int, int] = (0, 1)  # the fold and the number of folds
 
     def in_fold(self, fold: int, folds: int) -> MlpTask:
         task = MlpTask(self.config)
@@ -31,7 +31,7 @@ class MlpTask(Task):
         return MLP(64, 10, hidden_size=model.hidden_size, num_layers=model.num_layers, dropout=model.dropout)
 
     def parallel_plan(self, model: nn.Module) -> dict[str, str]:
-        """Columns and rows by turns; an odd layer at the end stays whole."""
+        """Returns columns and rows in turn; an odd last layer stays whole."""
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         return dict(zip(linear[: len(linear) // 2 * 2], itertools.cycle(("colwise", "rowwise")), strict=False))
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from places import ROOT
 
+from bench.peers import OneEpoch, Rungs
 from bench.search import main, ratio, until, versus
-from bench.searchers import Ours, methods
-from bench.tables import SETS, Table, halved, replay
+from bench.searchers import Ours, Steps, methods
+from bench.tables import SETS, Table, halved, replay, replayed
 
 REAL = ROOT.parent / "shared" / "data"
 NAN = float("nan")
@@ -48,6 +49,39 @@ def test_regret_is_of_the_best_finite_point_of_any_curve():
     assert [loss for *_, loss, _ in method.reports][1:3] == [3.0, 1.0]
 
 
+def test_named_is_a_complete_trial_or_a_better_one_trained_to_its_end():
+    """The first trial is complete with 2; the second has 1.5 at its first epoch and ends at 1."""
+
+    class Cut(Scripted):
+        def report(self, number, epoch, loss, done):
+            return super().report(number, epoch, loss, done) and number == 0
+
+    losses = [[5.0, 4.0, 2.0, 2.0], [1.5, 1.2, 1.0, 1.0], [2.5, 0.5, 0.5, 0.5], [9.0, 8.0, 7.0, 6.0]]
+    table = Table("t", np.array([[0.0], [0.4], [0.6], [1.0]]), np.array(losses))
+    assert (table.best, table.median) == (0.5, 1.5)
+    [(seen, named)] = replayed(table, Cut([[0.0], [0.4]]), 1, (1,))
+    assert (seen, named) == (1.5, 1.5), "of the complete trial alone"
+    found = replayed(table, Cut([[0.0], [0.4], [0.6], [1.0]]), 1, (1, 2))
+    assert found[1] == (1.0, 0.5), "the third, with 2.5, is behind and is not trained on"
+    alone = replayed(table, Cut([[0.0], [0.4], [0.6], [1.0]]), 1, (1, 2), finish=False)
+    assert [named for _, named in alone] == [1.5, 1.5], "a peer names a complete trial"
+
+
+def test_points_cost_what_they_took():
+    """Of two workers the second reports five points while the first waits for one of 6 units; the budget is 8 units."""
+    losses, costs = [[9.0, 2.0], [5.0, 4.0], [7.0, 3.0], [8.0, 8.0]], [[6.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    cube = np.array([[0.0], [0.4], [0.6], [1.0]])
+    table, begun = Table("t", cube, np.array(losses), np.array(costs)), iter(enumerate(cube))
+
+    class InOrder(Scripted):
+        def next(self):
+            return next(begun, None)
+
+    method = InOrder([])
+    assert replay(table, method, 2, (1, 2, 4)) == [table.regret(4.0), table.regret(3.0), table.regret(3.0)]
+    assert [number for number, *_ in method.reports] == [1, 1, 2, 2, 3], "the point of 6 units ends the budget"
+
+
 def test_the_regret_stays_once_the_whole_table_was_tried():
     class Hasty(Scripted):
         def report(self, number, epoch, loss, done):
@@ -68,7 +102,18 @@ def made(seed=0, n=120, length=12):
 
 @pytest.mark.parametrize("workers", [1, 8])
 @pytest.mark.parametrize(
-    "name", ["random", "random + asha-promote", "tpe + asha", "the default", "optuna tpe + halving", "freeze-thaw"]
+    "name",
+    [
+        "random",
+        "random + asha-promote",
+        "tpe + asha",
+        "the default",
+        "optuna tpe + halving",
+        "optuna random + hyperband from 4",
+        "one-epoch top-5 for 10 curves",
+        "freeze-thaw",
+        "tpe + steps from 2 by 8",
+    ],
 )
 def test_methods_are_driven_alike_and_repeat(name, workers):
     table = made()
@@ -90,6 +135,42 @@ def test_what_pauses_goes_on_where_it_was():
     replay(table, method, 8, (6,))
     assert all([epoch for epoch, _ in curve] == list(range(1, len(curve) + 1)) for curve in method._curves.values())
     assert "paused" in method._states.values() and max(map(len, method._curves.values())) > 3
+
+
+class Requests(Rungs):
+    """A library that asks for configurations "a", "b" ... at a number of epochs."""
+
+    def __init__(self, asked):
+        super().__init__()
+        self.asked, self.told = iter(asked), []
+
+    def ask(self):
+        request = next(self.asked)
+        return request[0], {"a": [0.1], "b": [0.9]}[request[0]], request[1], request
+
+    def tell(self, request, loss):
+        self.told.append((*request, loss))
+
+
+def test_a_raised_fidelity_costs_only_the_further_epochs():
+    """8 points are 2 of "a", 2 of "b", 2 further of "a" and one of "b", which fails, and the next of "b"."""
+    losses = [[5.0, 4.0, 3.0, 2.0], [9.0, 8.0, NAN, 6.0], [7.0] * 4]
+    table = Table("t", np.array([[0.0], [1.0], [0.5]]), np.array(losses))
+    library = Requests([("a", 2), ("b", 2), ("a", 4), ("b", 4), ("b", 4)])
+    replay(table, library, 1, (2,))
+    assert library.told[:3] == [("a", 2, 4.0), ("b", 2, 8.0), ("a", 4, 2.0)]
+    assert library.told[3][:2] == ("b", 4) and np.isnan(library.told[3][2]) and len(library.told) == 4
+
+
+def test_one_epoch_trains_the_best_by_their_first_epoch():
+    """Of 2 curves of 4 epochs, 4 go to first epochs; the best two fill the others, and a third goes beyond."""
+    method, first = OneEpoch(2, 1, 4, 0), [3.0, NAN, 1.0, 2.0]
+    begun = [method.next() for _ in first]
+    assert [trial and trial[0] for trial in begun] == [0, 1, 2, 3] and method.next() is None
+    for number in (0, 1, 2, 3):
+        assert not method.report(number, 1, first[number], False)
+    assert [method.next() for _ in range(3)] == [(2, None), (3, None), (0, None)]
+    assert [method.report(2, epoch, 0.5, epoch == 4) for epoch in (2, 3, 4)] == [True, True, False]
 
 
 def test_a_trial_is_told_by_its_best_finite_value():
@@ -118,6 +199,49 @@ def test_in_ordered_mode_the_workers_change_nothing_but_the_time():
     common = min(map(len, found))
     assert common > 12 and [found[0][n] for n in range(common)] == [found[1][n] for n in range(common)]
     assert len({len(curve) for _, curve in found[0].values()}) > 1
+
+
+def promoted(curves, waiting, reductions, levels):
+    """The trial that floor(n / reduction) of its rung lets go on, by the plain words of the rule."""
+    for rung in reversed(range(len(levels))):
+        come = sorted((curve[levels[rung] - 1], n) for n, curve in curves.items() if len(curve) >= levels[rung])
+        beyond = levels[rung + 1] if rung + 1 < len(levels) else float("inf")
+        for _, number in come[: len(come) // reductions[rung]]:
+            if number in waiting and levels[rung] <= len(curves[number]) < beyond:
+                return number
+    return None
+
+
+@pytest.mark.parametrize(("window", "first"), [(1, None), (4, None), (7, None), (4, 3)])
+def test_each_step_is_decided_from_the_results_a_window_before_it(window, first):
+    method = Steps("random", {"name": "asha-promote", "min_epochs": 2, "eta": 2}, 2, 0, window, first)
+    replay(made(), method, 1, (12,))
+    assert len(method.steps) > 30 and max(method.steps.count(n) for n in method.steps) == 4, "2, 4, 8 and 12 epochs"
+    ends = {}
+    for step, number in enumerate(method.steps[:-1]):
+        before = [ends[place] for place in range(step - window + 1)]
+        known = {n: [loss for _, loss in curve] for n, curve in before}
+        busy = set(method.steps[max(step - window + 1, 0) : step])
+        waiting = {n for n, curve in known.items() if len(curve) < 12} - busy
+        begun = len(set(method.steps[:step]))
+        assert number == (
+            begun if (chosen := promoted(known, waiting, (first or 2, 2, 2), (2, 4, 8))) is None else chosen
+        ), step
+        ends[step] = number, method._ended[step][1]
+        assert len(ends[step][1]) == (2, 4, 8, 12)[method.steps[: step + 1].count(number) - 1]
+
+
+@pytest.mark.parametrize("sampler", ["random", "freeze-thaw"])
+def test_the_steps_do_not_depend_on_the_workers(sampler):
+    found = []
+    for workers in (1, 4):
+        method = Steps(sampler, "asha-promote", 2, 0, window=6)
+        replay(made(), method, workers, (8,))
+        found.append((method.steps, [method._ended.get(step) for step in range(len(method.steps))]))
+    common = min(len(steps) for steps, _ in found) - 6  # the last ones may not have ended
+    (steps, ends), (others, other_ends) = found
+    assert common > 20
+    assert steps[:common] == others[:common] and ends[:common] == other_ends[:common]
 
 
 def test_equal_regret_is_reached_after_so_many_curves():

@@ -26,7 +26,7 @@ import trainer.files.s3
 from trainer.checkpoint import files
 from trainer.checkpoint.location import COPY, DISK, Disk, ObjectStore
 from trainer.checkpoint.store import CheckpointStore, expired, load
-from trainer.checkpoint.stored import Part, Stored
+from trainer.checkpoint.stored_tensors import Part, Stored
 from trainer.config import AverageConfig, CheckpointConfig
 from trainer.distributed import group
 from trainer.errors import CheckpointError, ConfigError, Fenced
@@ -84,7 +84,7 @@ def place(request, tmp_path, process) -> Disk:
 @pytest.fixture
 def either(place, tmp_path) -> CheckpointStore:
     """On a disk, or in a bucket."""
-    return CheckpointStore(tmp_path / "deep" / "trial", fence=1, place=place)
+    return CheckpointStore(tmp_path / "deep" / "trial", fence=1, location=place)
 
 
 def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metrics: float):
@@ -94,11 +94,11 @@ def put(store: CheckpointStore, step: int, keep: CheckpointConfig = KEEP, **metr
 
 
 def reopen(store: CheckpointStore, **kwargs) -> CheckpointStore:
-    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), place=store.place, **kwargs)
+    return CheckpointStore(store.directory, store.fence + 1, list(store.kept), location=store.location, **kwargs)
 
 
 def names(store: CheckpointStore) -> set[str]:
-    return {path.name for path in store.place.entries(store.directory)}
+    return {path.name for path in store.location.entries(store.directory)}
 
 
 def files_on_disk(directory: Path) -> list[Path]:
@@ -111,12 +111,12 @@ def test_what_was_saved_is_loaded_exactly(either):
     loaded, found = reopen(either).load_latest()
     assert found == ref
     assert same(loaded, state(7))
-    with either.place.opened(ref.path, ref.sha256) as directory:
+    with either.location.opened(ref.path, ref.sha256) as directory:
         assert ref.size == sum(file.stat().st_size for file in directory.iterdir())
         assert same(load(directory), state(7))
-    with either.place.opened(ref.path, ref.sha256, weights_alone=True) as directory:
+    with either.location.opened(ref.path, ref.sha256, weights_only=True) as directory:
         assert files.read_model(directory)[0].keys() == state(7)["model"].keys()
-    if either.place is not DISK:
+    if either.location is not DISK:
         assert not files_on_disk(either.directory), "nothing of it stays on this host"
 
 
@@ -212,10 +212,10 @@ def swap(path: Path) -> None:
 
 def harm(store: CheckpointStore, ref: CheckpointRef, file: str, damage) -> None:
     """Damage a file where it lies: of a bucket, with a copy of all that has its name there."""
-    if store.place is DISK:
+    if store.location is DISK:
         damage(ref.path / file)
         return
-    bucket, root = store.place.bucket, store.directory.relative_to(store.place.root).as_posix()
+    bucket, root = store.location.bucket, store.directory.relative_to(store.location.root).as_posix()
     with tempfile.TemporaryDirectory() as copy:
         for name in names(store):
             (Path(copy) / name).mkdir()
@@ -256,7 +256,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_used(either, file,
 
 def test_a_checkpoint_that_is_gone_counts_as_damaged(either):
     put(either, 1)
-    either.place.discard(put(either, 2).path)
+    either.location.discard(put(either, 2).path)
     again = reopen(either)
     assert again.load_latest()[1].step == 1
     assert len(again.damaged) == 1
@@ -272,7 +272,7 @@ def test_none_left_is_none(either):
 
 def test_another_trials_checkpoint_is_loaded_and_not_removed(either, tmp_path):
     ref = put(either, 1)
-    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], place=either.place)
+    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], location=either.location)
     assert same(child.load_latest()[0], state(1))
     put(child, 2, CheckpointConfig(keep_last=1))
     assert [kept.step for kept in child.kept] == [2]
@@ -283,7 +283,7 @@ def test_another_trials_damaged_checkpoint_is_an_error_and_stays(either, tmp_pat
     store = either
     ref = put(store, 1)
     harm(store, ref, "model.safetensors", flip)
-    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], place=store.place)
+    child = CheckpointStore(tmp_path / "child", fence=1, committed=[ref], location=store.location)
     with pytest.raises(
         CheckpointError, match=r"checkpoint .*step-00000001.* is damaged: model\.safetensors has another"
     ):
@@ -308,7 +308,7 @@ def test_the_last_and_the_best_are_kept_and_rows_change_before_files(either):
         changes.append({int(name[5:13]): values for name, values in given.items()})
         return ()
 
-    store = CheckpointStore(either.directory, fence=1, on_change=on_change, place=either.place)
+    store = CheckpointStore(either.directory, fence=1, on_change=on_change, location=either.location)
     for step, loss in enumerate([3.0, 1.0, math.nan, 2.0, 1.0, 5.0]):
         put(store, step, BY_LOSS, loss=loss)
     assert {ref.step for ref in store.kept} == {1, 4, 5}
@@ -323,7 +323,9 @@ def test_the_last_and_the_best_are_kept_and_rows_change_before_files(either):
 
 def test_what_another_trial_starts_from_is_not_deleted_until_it_may_be(either):
     needed = set()
-    store = CheckpointStore(either.directory, fence=1, on_change=lambda given: needed & set(given), place=either.place)
+    store = CheckpointStore(
+        either.directory, fence=1, on_change=lambda given: needed & set(given), location=either.location
+    )
     first = put(store, 1)
     needed.add(first.path.name)
     put(store, 2)
@@ -624,7 +626,7 @@ def save_three(directory: Path, ledger: Path, place: Disk) -> None:
             write("deleted", directory / name)
         return ()
 
-    store = CheckpointStore(directory, fence=1, on_change=on_change, place=place)
+    store = CheckpointStore(directory, fence=1, on_change=on_change, location=place)
     for step in (1, 2, 3):
         ref = store.save(state(step), step=step, epoch=0)
         write("kept", ref.path, ref.step, ref.epoch, ref.sha256, ref.size)
@@ -661,7 +663,7 @@ def test_sigkill_at_the_second_passing_of_a_point_loses_nothing_committed(point,
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     shutil.rmtree(tmp_path / "trial") if place is not DISK else None  # the next worker is another host
-    store = CheckpointStore(tmp_path / "trial", fence=2, committed=rows(tmp_path / "ledger"), place=place)
+    store = CheckpointStore(tmp_path / "trial", fence=2, committed=rows(tmp_path / "ledger"), location=place)
     loaded, ref = store.load_latest()
     assert ref.step == newest
     assert same(loaded, state(newest))
@@ -673,11 +675,10 @@ def test_sigkill_at_the_second_passing_of_a_point_loses_nothing_committed(point,
 def test_a_killed_upload_in_parts_is_aborted(bucket, tmp_path):
     """Between the parts of a file of many megabytes: what is there is no object, and costs all the same."""
     at = Bucket(bucket)
-    store = CheckpointStore(tmp_path / "trial", fence=2, place=ObjectStore(at, tmp_path))
+    store = CheckpointStore(tmp_path / "trial", fence=2, location=ObjectStore(at, tmp_path))
     [kept] = [put(store, 1)]
-    with at._asking() as client:
-        key = at._key("trial/step-00000002.f1.0badcafe/model.safetensors")
-        client.create_multipart_upload(Bucket=at._bucket, Key=key)
+    key = at._key("trial/step-00000002.f1.0badcafe/model.safetensors")
+    at._asked(lambda client: client.create_multipart_upload(Bucket=at._bucket, Key=key))
     assert len(names(store)) == 2
     store.sweep()
     assert names(store) == {kept.path.name}
@@ -697,21 +698,21 @@ def test_a_manifest_whose_answer_was_lost_is_committed_by_the_next_try(bucket, t
 @pytest.mark.parametrize(
     ("points_to", "says"),
     [
-        ("nobody", r"s3://.* cannot be reached \(EndpointConnectionError\): check AWS_ENDPOINT_URL"),
-        ("another bucket", r"s3://nowhere-at-all/x cannot be used: there is no bucket of that name"),
+        ("nobody", r"s3://.* cannot be reached \(no connection to its endpoint can be made\): check AWS_ENDPOINT_URL"),
+        ("another bucket", r"s3://nowhere-at-all/x cannot be used: the bucket does not exist at AWS_ENDPOINT_URL"),
         ("no credentials", r"cannot be reached \(NoCredentialsError: Unable to locate credentials\)"),
     ],
 )
 def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
     points_to, says, bucket, tmp_path, monkeypatch
 ):
-    store = CheckpointStore(tmp_path / "trial", fence=1, place=ObjectStore(Bucket(bucket), tmp_path))
+    store = CheckpointStore(tmp_path / "trial", fence=1, location=ObjectStore(Bucket(bucket), tmp_path))
     ref = put(store, 1)
     trainer.files.s3._client.cache_clear()
     if points_to == "nobody":
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:secret@127.0.0.1:9")
     elif points_to == "another bucket":
-        store.place.bucket = Bucket("s3://nowhere-at-all/x")
+        store.location.bucket = Bucket("s3://nowhere-at-all/x")
     else:
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     for act in (store.load_latest, lambda: store.save(state(2), step=2, epoch=0), store.sweep):
@@ -723,7 +724,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_damages_nothing(
 
 
 def test_credentials_in_the_url_are_refused_and_not_repeated():
-    with pytest.raises(ConfigError, match="'s3://key:\\*\\*\\*@bucket/x' is no place") as error:
+    with pytest.raises(ConfigError, match="'s3://key:\\*\\*\\*@bucket/x' is not a place") as error:
         Bucket("s3://key:secret@bucket/x")
     assert "secret" not in str(error.value)
 
@@ -820,7 +821,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(bucket, between, tmp_path)
         (CONFLICT, r"refuses PutObject \(ConditionalRequestConflict 409\): it was asked up to 2 times \(AWS_MAX_"),
         ((503, "SlowDown"), r"refuses PutObject \(SlowDown 503\): it was asked up to 2 times .*, try again later\.$"),
         ((403, "AccessDenied"), r"refuses PutObject \(AccessDenied 403\): check AWS_ENDPOINT_URL, .* credentials\.$"),
-        ("drop", r"cannot be reached \(ConnectionClosedError\): check AWS_.*; it was tried up to 2 times \(AWS_MAX_"),
+        ("drop", r"cannot be reached \(the connection broke\): check AWS_.*; it was tried up to 2 times \(AWS_MAX_"),
     ],
 )
 def test_what_is_given_up_says_how_often_it_was_tried(answer, says, bucket, between):
@@ -850,15 +851,15 @@ def test_endpoint_and_addressing_are_boto3s_to_find(environ, file, begins, bucke
     for name, value in {"AWS_CONFIG_FILE": str(tmp_path / "config"), **environ}.items():
         monkeypatch.setenv(name, value)
     trainer.files.s3._client.cache_clear()
-    with Bucket("s3://the-bucket")._asking() as client:
-        url = client.generate_presigned_url("get_object", Params={"Bucket": "the-bucket", "Key": "k"})
+    wanted = {"Bucket": "the-bucket", "Key": "k"}
+    url = Bucket("s3://the-bucket")._asked(lambda c: c.generate_presigned_url("get_object", Params=wanted))
     trainer.files.s3._client.cache_clear()
     assert url.startswith(begins)
 
 
 def test_what_is_said_of_a_checkpoint_in_a_bucket_is_its_address(bucket, tmp_path):
     place = ObjectStore(Bucket(bucket), tmp_path)
-    store = CheckpointStore(tmp_path / "trial", fence=1, place=place)
+    store = CheckpointStore(tmp_path / "trial", fence=1, location=place)
     ref = put(store, 1)
     harm(store, ref, "model.safetensors", flip)
     address = f"{bucket}/trial/{ref.path.name}"
@@ -887,20 +888,20 @@ def kill_this(*_: object) -> None:
 def test_the_copy_of_a_reader_that_was_killed_goes_with_the_next_read(bucket, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    store = CheckpointStore(tmp_path / "trial", fence=1, place=ObjectStore(Bucket(bucket), tmp_path))
+    store = CheckpointStore(tmp_path / "trial", fence=1, location=ObjectStore(Bucket(bucket), tmp_path))
     ref = put(store, 1)
 
     def copies() -> set[Path]:
         return set((tmp_path / "tmp").glob(f"{COPY}*"))
 
     def read() -> None:
-        with store.place.opened(ref.path, ref.sha256):
+        with store.location.opened(ref.path, ref.sha256):
             kill_this()
 
     killed(read)
     [left] = copies()
     assert (left / "model.safetensors").exists()
-    with store.place.opened(ref.path, ref.sha256) as one, store.place.opened(ref.path, ref.sha256) as other:
+    with store.location.opened(ref.path, ref.sha256) as one, store.location.opened(ref.path, ref.sha256) as other:
         assert copies() == {one, other}, "what is being read stays"
         assert same(load(one), state(1))
     assert not copies()
@@ -912,14 +913,14 @@ def test_a_killed_saves_leftovers_go_with_the_next_save_on_that_host(bucket, tmp
 
     def save() -> None:
         Bucket.upload = kill_this
-        put(CheckpointStore(study / "00000", fence=1, place=place), 1)
+        put(CheckpointStore(study / "00000", fence=1, location=place), 1)
 
     killed(save)
     assert {path.parent.suffix for path in files_on_disk(study)} == {".tmp"}
     under_way = study / "00001" / "step-00000001.f1.0badcafe.tmp"
     under_way.parent.mkdir()
     held = scratch.hold(under_way)
-    other = CheckpointStore(study / "00002", fence=1, place=place)
+    other = CheckpointStore(study / "00002", fence=1, location=place)
     put(other, 1)
     assert not files_on_disk(study) and under_way.is_dir()
     os.close(held)

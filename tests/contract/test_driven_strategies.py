@@ -12,13 +12,13 @@ from places import HARNESS
 from sqlalchemy import update
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import studies
+from hpo.ledger.database.tables import studies
 from hpo.search.promotion.base import PromotionStrategy
-from hpo.search.strategies.base import BRINGS, STRATEGIES, make_strategy, settled
+from hpo.search.strategies.registry import STRATEGIES, complete, make_strategy
 from hpo.storage.home import Home
 
 KEPT = HARNESS / "kept_study.py"
@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "percentile": {"n_startup_trials": 1},
     "threshold": {"upper": 0.5, "n_warmup_epochs": 2},
     "patient": {"patience": 1, "strategy": None},
+    "paired": {"parts": 9, "p_threshold": 0.3},
     "pasha": {"eta": 2},
     "freeze-thaw": {"min_epochs": 1, "eta": 2},
     "pbt": {"population": 3, "interval": 3},
@@ -50,7 +51,7 @@ def written(home: Home, name: str, options: dict[str, Any] | None = None) -> tup
     """The file of the study under a strategy with options, by default OPTIONS, and the strategy."""
     spec, sampler = (
         {"name": name, **(OPTIONS.get(name, {}) if options is None else options)},
-        BRINGS.get(name, "random"),
+        make_strategy(name).brings or "random",
     )
     file = home.create().root / "kept.py"
     file.write_text(KEPT.read_text().replace('sampler="random"', f"sampler={sampler!r}, strategy={spec!r}"))
@@ -61,12 +62,12 @@ def drive(home: Home, name: str, seed: int = 0, workers: int = 1, **bound: int) 
     """Run the study under a strategy: what each trial has trained, by its number."""
     file, spec = written(home, name)
     with closing(Ledger(home.storage)) as ledger:
-        study, state = driven(ledger, RunRequest(home, reference=file, seed=seed), workers=workers, **bound)
-        declared = ledger.look(lambda c: queries.study_row(c, study))["spec"]
-        assert declared["strategy"] == settled(spec, 9)
+        study, state = driven(ledger, request_of(home, reference=file, seed=seed), workers=workers, **bound)
+        declared = ledger.look(lambda c: queries.study_row(c, study)).spec
+        assert declared.strategy == complete(spec, 9)
         rows = ledger.look(lambda c: queries.trial_rows(c, 1))
-        assert state == ("complete" if any(row["state"] == "complete" for row in rows) else "stopped")
-        return [row["epoch"] - row["from_epoch"] for row in rows]
+        assert state == ("complete" if any(row.state == "complete" for row in rows) else "stopped")
+        return [row.epoch - row.from_epoch for row in rows]
 
 
 def assert_epochs_kept(trained: list[int], epochs: int, name: str) -> None:
@@ -82,7 +83,7 @@ RUNGS = [name for name in STRATEGIES if {"min_epochs", "max_epochs"} <= make_str
 def test_a_first_rung_that_no_trial_reaches_is_refused(tmp_path):
     def chosen(name: str, **spec: int) -> Any:
         home = Home(tmp_path)
-        return declare(RunRequest(home, reference=written(home, name, spec)[0]), None, workers=1).spec.strategy[
+        return declare(request_of(home, reference=written(home, name, spec)[0]), None, workers=1).spec.strategy[
             "max_epochs"
         ]
 
@@ -97,7 +98,7 @@ def test_a_first_rung_that_no_trial_reaches_is_refused(tmp_path):
 
 def test_it_is_refused_of_the_strategy_that_patient_asks_too(tmp_path):
     spec = {"strategy": {"name": "asha", "min_epochs": 3, "max_epochs": 3}}
-    request = RunRequest(Home(tmp_path), reference=written(Home(tmp_path), "patient", spec)[0])
+    request = request_of(Home(tmp_path), reference=written(Home(tmp_path), "patient", spec)[0])
     with pytest.raises(UserError, match="strategy 'asha': min_epochs=3 is not below"):
         declare(request, None, workers=1)
 
@@ -106,12 +107,12 @@ def test_what_was_begun_with_no_rung_goes_on(tmp_path):
     home = Home(tmp_path)
     file, _ = written(home, "asha", {"min_epochs": 5, "max_epochs": 6})
     with closing(Ledger(home.storage)) as ledger:
-        driven(ledger, RunRequest(home, reference=file), trials=1)
+        driven(ledger, request_of(home, reference=file), trials=1)
         with ledger.write() as connection:  # as it could be begun before such rungs were refused
             row = queries.study_row(connection, "kept")
-            spec = row["spec"] | {"strategy": row["spec"]["strategy"] | {"max_epochs": 5}}
+            spec = row.spec.json | {"strategy": row.spec.strategy | {"max_epochs": 5}}
             connection.execute(update(studies).values(spec=spec))
-        assert declare(RunRequest(home, name="kept"), ledger, workers=1).spec.strategy["max_epochs"] == 5
+        assert declare(request_of(home, name="kept"), ledger, workers=1).spec.strategy["max_epochs"] == 5
 
 
 @pytest.mark.parametrize("name", sampled(*SAMPLED))
@@ -134,7 +135,7 @@ def test_what_waits_at_lower_rungs_does_not_pass_other_workers(tmp_path, name, s
 
 def digest(home: Home, name: str, rounds: int | None = None) -> tuple[str, int]:
     """The digest of seven trials, and how many drivers it took where each is stopped after so many of its rounds."""
-    request = RunRequest(home, reference=written(home, name)[0])
+    request = request_of(home, reference=written(home, name)[0])
     left, state, drivers = [0], "", 0
 
     def tick(driver: Driver) -> None:

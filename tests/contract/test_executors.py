@@ -14,17 +14,18 @@ from typing import Any
 
 import psutil
 import pytest
-from driven import driven
+from driven import driven, turn
 from places import HARNESS
 from sqlalchemy import select
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import DriverOptions, RunRequest
+from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
 from hpo.errors import Busy, HpoError, UserError
-from hpo.ledger import Ledger, queries, tables
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
+from hpo.ledger.database.tables import attempts, reports, workers
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import attempts, reports, workers
 from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
 from hpo.workers.executors.inline import Inline
@@ -55,7 +56,7 @@ def drive(
 ) -> tuple[str, queries.Status, str]:
     """Run a study without its mirror: (digest, status, the state the driver left it in)."""
     with closing(Ledger(storage or home.create().storage)) as ledger:
-        request = RunRequest(home, **{"reference": STUDY, "window": 4} | flags)
+        request = request_of(home, **{"reference": STUDY, "window": 4} | flags)
         name, state = driven(ledger, request, executor, trials=trials, lease_timeout=20)
         with ledger.read() as connection:
             row = queries.study_row(connection, name)
@@ -157,7 +158,7 @@ def test_a_study_run_in_parts_is_the_study_run_at_once(tmp_path, golden, sampler
 
 @pytest.mark.parametrize(("workers", "window"), [(1, 4), (2, 4), (3, 6), (8, 16)])
 def test_the_window_follows_the_workers_from_two_on(tmp_path, workers, window):
-    spec = declare(RunRequest(Home(tmp_path), reference="mlp"), None, workers=workers).spec
+    spec = declare(request_of(Home(tmp_path), reference="mlp"), None, workers=workers).spec
     assert (spec.order, spec.window) == ("ordered", window)
 
 
@@ -189,10 +190,10 @@ def refused_worker(tmp_path: Path, study: str, where: str, sentence: str) -> Non
     """A worker that joins a new study with its home at `where` ends with this sentence, and its trial waits."""
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    resolved = declare(RunRequest(home, reference=study), ledger, workers=1)
+    resolved = declare(request_of(home, reference=study), ledger, workers=1)
     driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=1), Inline())
     driver.acquire()
-    driver._fill()
+    turn(driver)
     worker = Worker(ledger, Home(tmp_path / where), "joined")
     with pytest.raises(UserError, match=sentence):
         worker.run_one([1])
@@ -230,7 +231,7 @@ def _spawn_broken(module, arguments, log, **environ):
 def test_a_second_driver_changes_nothing_of_a_study_that_is_driven(tmp_path):
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
-    resolved = declare(RunRequest(home, reference=STUDY), ledger, workers=1)
+    resolved = declare(request_of(home, reference=STUDY), ledger, workers=1)
     first, second = (
         Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=n), Inline())
         for n in (2, 99)

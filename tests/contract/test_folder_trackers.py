@@ -13,6 +13,7 @@ import shown
 from rounds import rounds
 
 from hpo.errors import UserError
+from hpo.testing import check_tracker
 from hpo.tracking import trackers
 from hpo.tracking.base import Batch, Point, Refused, Run, Unreachable
 from hpo.tracking.run_folders import RECORD, FolderTracker
@@ -42,6 +43,10 @@ def opened(uri: str) -> FolderTracker:
     tracker = trackers.open_tracker(uri, Path("nowhere"))
     assert isinstance(tracker, FolderTracker) and not tracker.keeps_files
     return tracker
+
+
+def test_it_keeps_the_promises_for_trackers(uri):
+    check_tracker(uri)
 
 
 def stored(tracker: FolderTracker) -> list[Point]:
@@ -159,20 +164,6 @@ def test_files_of_that_name_that_are_of_others_are_left_alone(uri, tmp_path):
     assert {path.parent.name: path.read_text() for path in tmp_path.rglob(RECORD)} == theirs
 
 
-def test_another_study_of_that_name_has_its_own_folder(uri):
-    tracker = opened(uri)
-    uids = ("a" * 32, "b" * 32)
-    for uid in uids:
-        parent = tracker.open_study("s", Run(uid, "s", 5, {"hpo.run_uid": uid}))
-        child = tracker.open_trial(parent, Run(f"{uid}/0", "s-0000", 5, {"hpo.run_uid": f"{uid}/0"}))
-        tracker.send(child, Batch(POINTS_SENT[:2]))
-    opened(uri).remove("s", uids[0])
-    tracker = opened(uri)
-    assert [len(tracker.find("s", uid)) + len(tracker.find("s", uid, children=True)) for uid in uids] == [0, 2]
-    tracker.remove("s", uids[1])
-    assert tracker.find("s", uids[1]) == []
-
-
 def test_a_place_that_cannot_be_written_is_away(uri, tmp_path):
     tracker = opened(uri)
     child = tracker.open_trial(tracker.open_study("s", STUDY), trial(0))
@@ -254,26 +245,29 @@ def test_wandb_uploads_nothing_of_a_trial_that_was_discarded(tmp_path):
 @rounds(
     ("text", "why"),
     [
-        ("tensorboard", "is not known: give tensorboard:DIR or wandb:DIR"),
+        ("tensorboard", "is not known: give tensorboard:DIR, wandb:DIR or one of your own"),
         ("tensorboard:", "is not known"),
-        ("mlflow:sqlite:///x", "MLflow is set by --tracking-uri"),
-        ("comet:x", "'comet:x' is not known"),
+        ("sqlite:///x", "MLflow is set by --tracking-uri"),
+        ("comet_nowhere:x", "the tracker 'comet_nowhere:x': module 'comet_nowhere' does not exist"),
+        ("collections:Counter:x", "the tracker 'collections:Counter' has no method open_study"),
+        ("hpo.tracking.tensorboard:TensorBoardTracker:/dev/null/x", "/dev/null is a file"),
+        ("hpo.tracking.mlflow.tracker:MlflowTracker:https://me:pass@host/", "would be stored with a secret"),
         ("tensorboard:/dev/null/x", "/dev/null is a file: name a directory"),
     ],
 )
 def test_what_is_no_tracker_is_one_sentence(text, why):
     with pytest.raises(UserError, match=why):
-        trackers.settled(text)
+        trackers.resolved(text)
 
 
 def test_a_path_that_the_ledger_would_cut_is_refused(tmp_path):
     """By the cut one the directory would not be found again."""
     with pytest.raises(UserError, match=r"its path has \d+ characters, more than the ledger keeps: name another"):
-        trackers.settled(f"tensorboard:{tmp_path}/{'/'.join(['d' * 60] * 4)}")
+        trackers.resolved(f"tensorboard:{tmp_path}/{'/'.join(['d' * 60] * 4)}")
 
 
 def test_a_tracker_without_its_package_names_the_extra(monkeypatch, tmp_path):
-    assert trackers.settled(f"tensorboard:{tmp_path}/a/../b") == f"tensorboard:{tmp_path}/a/../b"
+    assert trackers.resolved(f"tensorboard:{tmp_path}/a/../b") == f"tensorboard:{tmp_path}/a/../b"
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs wandb: pip install 'hpo\[wandb\]'"):
-        trackers.settled("wandb:x")
+        trackers.resolved("wandb:x")

@@ -16,7 +16,8 @@ from hpo.search.promotion.curve_model import Model, Trials, observe
 from hpo.search.promotion.freeze_thaw import FreezeThaw
 from hpo.search.samplers.base import TrialRecord
 from hpo.search.samplers.registry import make_sampler
-from hpo.search.strategies.base import TableHistory, make_strategy
+from hpo.search.strategies.registry import make_strategy
+from hpo.search.strategies.table_history import TableHistory
 from hpo.space.space import Space
 
 SPACE = Space(

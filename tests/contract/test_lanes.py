@@ -877,7 +877,7 @@ def test_what_vmap_cannot_do_is_said_with_the_place_of_the_loss(task, tmp_path):
     assert said[0] == said[1]
     start = rf"train.lanes: loss\(\) of {task.__name__} \(test_lanes.py:\d+\) works for a trial on its own and not"
     assert re.match(start, said[0]), said[0]
-    assert said[0].endswith(": mend that, or set train.lanes=1.")
+    assert said[0].endswith(": correct that, or set train.lanes=1.")
     assert re.search(r" at once in line \d+ \(", said[0]) and WHY[task] in said[0]
 
 

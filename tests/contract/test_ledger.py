@@ -25,15 +25,18 @@ from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.declaration.budget import Budget
 from hpo.errors import Busy, HpoError, StorageError, UserError
-from hpo.ledger import Ledger, claims, driver_queries, queries, removal, store, tables, tags, transactions
-from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger import Ledger, checkpoints, claims, queries, removal, tags, transactions
+from hpo.ledger.database import store, tables
+from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.migrations import upgrade
 from hpo.ledger.process_id import Process, is_dead, start_time
+from hpo.ledger.strategy_history import LedgerHistory
+from hpo.ledger.views import driver as driver_queries
 from hpo.space.objective import Objective
 from hpo.tracking.base import Unreachable
 from trainer.errors import Fenced
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict
 
 SPEC = {
     "objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}],
@@ -71,8 +74,8 @@ def claim_all(ledger: Ledger, n: int = 1) -> list[claims.Claim]:
 
 
 def report(ledger: Ledger, taken: claims.Claim, step: int, decide=None, epoch=None, **metrics: float):
-    lane = transactions.TrialReport(taken, step, metrics, epoch=epoch or step, decide=decide, strategy="x")
-    [answer] = ledger.transact(lambda connection: transactions.commit(connection, [lane]))
+    told = transactions.TrialReport(taken, Report(step, metrics, epoch or step), decide, strategy="x")
+    [answer] = ledger.transact(lambda connection: transactions.commit(connection, [told]))
     return answer
 
 
@@ -111,7 +114,7 @@ def test_a_ledger_of_the_first_schema_opens_with_its_budget_of_trials(storage):
     ledger = Ledger(storage, create=False, upgrade=True)
     with ledger.read() as connection:
         found = queries.study_row(connection, "s")
-    assert (Budget.of(dict(found)), found["seconds_used"]) == (Budget(trials=4), 0.0)
+    assert (Budget.of(found), found.seconds_used) == (Budget(trials=4), 0.0)
     ledger.close()
 
 
@@ -255,7 +258,7 @@ def test_after_the_fence_has_moved_on_nothing_is_written(ledger):
     for body in (
         lambda c: claims.renew(c, old),
         lambda c: transactions.record(c, old, "e", {}, "uid"),
-        lambda c: transactions.set_checkpoints(c, old, {"p": {"state": "deleted"}}),
+        lambda c: checkpoints.change(c, old, {"p": {"state": "deleted"}}),
         lambda c: transactions.finish(c, old, Outcome("complete"), [9.0]),
     ):
         with pytest.raises(Fenced):
@@ -264,7 +267,7 @@ def test_after_the_fence_has_moved_on_nothing_is_written(ledger):
     ledger.transact(lambda c: transactions.finish(c, new, Outcome("complete", 1, 1), [1.0]))
     with ledger.read() as connection:
         [row] = queries.trial_rows(connection, 1)
-    assert (row["state"], row["values"], row["fence"]) == ("complete", [1.0], new.fence)
+    assert (row.state, row.values, row.fence) == ("complete", [1.0], new.fence)
 
 
 def test_every_transaction_may_run_twice(ledger):
@@ -272,9 +275,9 @@ def test_every_transaction_may_run_twice(ledger):
     study_id = new_study(ledger)
     ask(ledger, study_id, 0)
     taken = claim(ledger)
-    lane = transactions.TrialReport(taken, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _: CONTINUE)
+    told = transactions.TrialReport(taken, Report(1, {"val/loss": 1.0}, epoch=1), lambda _: CONTINUE)
     for body in (
-        lambda c: transactions.commit(c, [lane]),
+        lambda c: transactions.commit(c, [told]),
         lambda c: transactions.record(c, taken, "e", {"x": math.nan}, "uid"),
         lambda c: transactions.finish(c, taken, Outcome("complete", 1, 1), [1.0]),
         lambda c: transactions.note(c, study_id, "n", {}, "uid2"),
@@ -295,7 +298,7 @@ def test_a_group_of_lanes_commits_together_with_a_verdict_each(ledger):
     ledger.transact(lambda c: transactions.lose(c, lanes[1].trial_id, lanes[1].fence, "test"))
     reports = [
         transactions.TrialReport(
-            lane, 1, {"val/loss": 1.0}, epoch=1, decide=lambda _, i=i: Verdict("stop" if i else "continue")
+            lane, Report(1, {"val/loss": 1.0}, epoch=1), lambda _, i=i: Verdict("stop" if i else "continue")
         )
         for i, lane in enumerate(lanes)
     ]
@@ -316,7 +319,7 @@ def test_of_a_group_of_lanes_all_reports_are_committed_or_none(ledger):
     for decide in (fails, lambda _: CONTINUE):
         deciding = [None, decide, None]
         told = [
-            transactions.TrialReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=d)
+            transactions.TrialReport(lane, Report(1, {"val/loss": 1.0}, epoch=1), d)
             for lane, d in zip(lanes, deciding, strict=True)
         ]
         with suppress(ValueError):
@@ -336,7 +339,7 @@ def test_a_lanes_decision_sees_the_reports_before_it_in_one_commit(ledger):
         return CONTINUE
 
     lanes = [
-        transactions.TrialReport(lane, 1, {"val/loss": 1.0}, epoch=1, decide=look, strategy="x")
+        transactions.TrialReport(lane, Report(1, {"val/loss": 1.0}, epoch=1), look, strategy="x")
         for lane in claim_all(ledger, 3)
     ]
     ledger.transact(lambda c: transactions.commit(c, lanes))
@@ -391,7 +394,7 @@ def test_a_trial_that_has_lost_two_workers_trains_alone(ledger):
     for lost in range(3):
         found = claim_alike(ledger, 3)
         assert [one.number for one in found] == ([0, 1, 2] if lost < 2 else [1, 2])
-        assert not any(one.alone for one in found)
+        assert not any(one.isolated for one in found)
         for one in found:
             if one.number == 0:
                 ledger.transact(lambda c, one=one: transactions.lose(c, one.trial_id, one.fence, "killed"))
@@ -399,7 +402,7 @@ def test_a_trial_that_has_lost_two_workers_trains_alone(ledger):
                 ledger.transact(lambda c, one=one: transactions.finish(c, one, Outcome("preempted"), None))
     assert claim_alike(ledger, 3, in_order=True) == [], "and is passed over by none that is to wait for it"
     taken = claim(ledger)
-    assert (taken.number, taken.alone) == (0, True)
+    assert (taken.number, taken.isolated) == (0, True)
 
 
 def test_what_a_restart_has_set_decides_who_is_alike(ledger):
@@ -407,9 +410,9 @@ def test_what_a_restart_has_set_decides_who_is_alike(ledger):
     ask(ledger, study_id, 0, 1)
     source, restarted = claim_all(ledger, 2)
     ref = CheckpointRef(Path("step-1"), 1, 1, "0" * 64, 1)
-    saved = transactions.TrialReport(source, 1, {"val/loss": 1.0}, epoch=1, checkpoint=ref, checkpoint_path="step-1")
+    saved = transactions.TrialReport(source, Report(1, {"val/loss": 1.0}, epoch=1, checkpoint=ref))
     verdict = Verdict("restart_from", 1, checkpoint="0/step-1", params={"a": 7})
-    told = transactions.TrialReport(restarted, 1, {"val/loss": 2.0}, epoch=1, decide=lambda _: verdict)
+    told = transactions.TrialReport(restarted, Report(1, {"val/loss": 2.0}, epoch=1), lambda _: verdict)
     ledger.transact(lambda c: transactions.commit(c, [saved, told]))
     ledger.transact(lambda c: transactions.finish(c, restarted, Outcome("restarted", 1, 1), None))
     seen: list[tuple] = []
@@ -444,8 +447,8 @@ def test_a_trial_that_keeps_losing_its_worker_fails_in_the_end(ledger):
         ledger.transact(lambda c, taken=taken: transactions.lose(c, taken.trial_id, taken.fence, "killed"))
     with ledger.read() as connection:
         [row] = queries.trial_rows(connection, 1)
-    assert (row["state"], row["outcome"]) == ("failed", "lost")
-    assert row["error"].endswith("last: killed")
+    assert (row.state, row.outcome) == ("failed", "lost")
+    assert row.error.endswith("last: killed")
 
 
 def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
@@ -453,8 +456,8 @@ def test_losses_count_in_a_row_and_not_against_what_gets_on(ledger):
     for step in range(3 * transactions.MAX_LOSSES):
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = transactions.TrialReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
-        ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
+        saved = transactions.TrialReport(taken, Report(step, {}, checkpoint=ref))
+        ledger.transact(lambda c, saved=saved: transactions.commit(c, [saved]))
         ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
     for _ in range(3 * transactions.MAX_LOSSES):
         taken = claim(ledger)
@@ -470,8 +473,8 @@ def test_a_trial_that_was_saved_and_left_in_good_order_has_lost_nobody(ledger):
             ledger.transact(lambda c, t=taken: transactions.lose(c, t.trial_id, t.fence, "killed"))
         taken = claim(ledger)
         ref = CheckpointRef(Path(f"c{step}"), step, step, "s", 1)
-        lane = transactions.TrialReport(taken, step, {}, checkpoint=ref, checkpoint_path=f"c{step}")
-        ledger.transact(lambda c, lane=lane: transactions.commit(c, [lane]))
+        saved = transactions.TrialReport(taken, Report(step, {}, checkpoint=ref))
+        ledger.transact(lambda c, saved=saved: transactions.commit(c, [saved]))
         ledger.transact(lambda c, t=taken: transactions.finish(c, t, Outcome("preempted"), None))
     assert claim(ledger).number == 0
 
@@ -609,7 +612,7 @@ def test_what_only_postgresql_refuses_is_made_the_same_on_both(ledger):
         [row] = queries.trial_rows(connection, 1)
         fields = connection.execute(select(tables.events.c.fields)).scalar_one()
         reason = connection.execute(select(tables.decisions.c.reason)).scalar_one()
-    assert (row["error"], row["traceback"], fields, reason) == (seen, seen, {seen: [seen]}, seen)
+    assert (row.error, row.traceback, fields, reason) == (seen, seen, {seen: [seen]}, seen)
 
 
 def test_an_attempt_shows_its_step_while_it_runs(ledger):
@@ -685,7 +688,7 @@ def test_kept_curves_equal_those_read_anew_whatever_happens_between(ledger):
         with ledger.read() as connection:
             found, fresh = (repr(sorted(of.upto(connection, last).items())) for of in (kept, Curves(study_id, loss)))
         assert found == fresh
-    assert {row["state"] for row in rows_of(ledger)} == {"complete", "paused", "waiting", "running"}
+    assert {row.state for row in rows_of(ledger)} == {"complete", "paused", "waiting", "running"}
 
 
 def rows_of(ledger: Ledger) -> list[dict]:
@@ -716,7 +719,7 @@ def test_tags_stand_once_and_are_seen_by_mirrors_when_they_change(ledger):
     def revisions() -> list[int]:
         with ledger.read() as connection:
             rows = [queries.study_row(connection, "s"), *queries.trial_rows(connection, study_id)]
-        return [row["revision"] for row in rows]
+        return [row.revision for row in rows]
 
     before = revisions()
     assert put(0, team="vision", by="ann") and not put(0, team="vision"), "the second time nothing changes"

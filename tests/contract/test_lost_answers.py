@@ -12,10 +12,12 @@ from rounds import rounds
 from sqlalchemy import insert, select
 
 from hpo.clock import SystemClock
-from hpo.ledger import Ledger, claims, driver_queries, leases, tables, transactions
+from hpo.ledger import Ledger, checkpoints, claims, leases, transactions
+from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
+from hpo.ledger.views import driver as driver_queries
 from trainer.errors import Fenced
-from trainer.report import CheckpointRef, Outcome, Verdict
+from trainer.report import CheckpointRef, Outcome, Report, Verdict
 
 ME = Process.current()
 SPEC = {"objectives": [{"metric": "val/loss", "direction": "minimize", "select": "last"}], "metrics": ["val/*"]}
@@ -59,20 +61,18 @@ def take(ledger: Ledger, token: str = "t") -> claims.Claim:
     return taken
 
 
-def lane(taken: claims.Claim, step: int = 1, path: str = "c1") -> transactions.TrialReport:
+def reported(taken: claims.Claim, step: int = 1, path: str = "c1") -> transactions.TrialReport:
     ref = CheckpointRef(Path(path), step, step, "s" * 64, 1)
     stop = Verdict("stop", reason="worse")
-    return transactions.TrialReport(
-        taken, step, {"val/loss": 1.0}, step, checkpoint=ref, checkpoint_path=path, decide=lambda _: stop, strategy="x"
-    )
+    return transactions.TrialReport(taken, Report(step, {"val/loss": 1.0}, step, ref), lambda _: stop, strategy="x")
 
 
 MORE = [transactions.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in (1, 2)]
 CHANGES = {"c1": {"best": 1}, "c0": {"state": "deleted"}}
 # What is done with a trial that was claimed and has reported, step by step; each step is one transaction.
 LIFE: dict[str, Callable[[Ledger, claims.Claim], Any]] = {
-    "report": lambda ledger, taken: ledger.transact(lambda c: transactions.commit(c, [lane(taken, 2, "c2")])),
-    "set_checkpoints": lambda ledger, taken: ledger.transact(lambda c: transactions.set_checkpoints(c, taken, CHANGES)),
+    "report": lambda ledger, taken: ledger.transact(lambda c: transactions.commit(c, [reported(taken, 2, "c2")])),
+    "set_checkpoints": lambda ledger, taken: ledger.transact(lambda c: checkpoints.change(c, taken, CHANGES)),
     "record": lambda ledger, taken: ledger.transact(lambda c: transactions.record(c, taken, "e", {"x": 1}, "uid")),
     "renew": lambda ledger, taken: ledger.transact(lambda c: claims.renew(c, taken)),
     "finish": lambda ledger, taken: ledger.transact(
@@ -119,7 +119,9 @@ def test_a_lost_answer_leaves_the_ledger_as_one_that_came(what, ledger):
                 connection.exec_driver_sql("SELECT setval(c.oid, 1, false) FROM pg_class c WHERE relkind = 'S'")
         begin(ledger)
         taken = take(ledger)
-        ledger.transact(lambda c, taken=taken: transactions.commit(c, [lane(taken, 1, "c0"), lane(taken, 1, "c1")]))
+        ledger.transact(
+            lambda c, taken=taken: transactions.commit(c, [reported(taken, 1, "c0"), reported(taken, 1, "c1")])
+        )
         lost = lose_next_answer(ledger) if fault else [1]
         answer = LIFE[what](ledger, taken)
         assert lost, "the fault did not happen"
@@ -162,7 +164,23 @@ def test_a_report_whose_answer_was_lost_is_committed_despite_the_fence(ledger):
     lose_next_answer(
         ledger, then=lambda: other.transact(lambda c: transactions.lose(c, taken.trial_id, taken.fence, "silent"))
     )
-    [answer] = ledger.transact(lambda c: transactions.commit(c, [lane(taken)]))
+    [answer] = ledger.transact(lambda c: transactions.commit(c, [reported(taken)]))
     assert isinstance(answer, Fenced)
-    assert ledger.look(lambda c: transactions.committed_paths(c, taken)) == {"c1"}, "so its files must not be swept"
+    assert ledger.look(lambda c: checkpoints.committed_paths(c, taken)) == {"c1"}, "so its files must not be swept"
     other.close()
+
+
+def test_a_thaw_whose_answer_was_lost_is_one_step_though_it_paused_again(ledger):
+    begin(ledger)
+
+    def pause(token: str) -> int:
+        taken = take(ledger, token)
+        ledger.transact(lambda c: transactions.finish(c, taken, Outcome("paused", 1, 1), [0.5]))
+        return taken.fence
+
+    fence = pause("first")
+    lost = lose_next_answer(ledger, lambda: pause("second"))
+    ledger.transact(lambda c: transactions.go_on(c, 1, 0, fence, 2))
+    state = select(tables.trials.c.state).where(tables.trials.c.number == 0)
+    assert lost and ledger.look(lambda c: c.execute(state).scalar_one()) == "paused"
+    assert ledger.look(lambda c: driver_queries.thaws(c, 1)) == [(0, 2)]

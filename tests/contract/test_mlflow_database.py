@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hpo.tracking import mlflow_store
-from hpo.tracking.base import Batch, Dataset, Model, Point, Refused, Run
-from hpo.tracking.mlflow import MlflowTracker
-from hpo.tracking.mlflow_sqlite import SqliteTracker, open_mlflow
-from hpo.tracking.mlflow_store import initialise
+from hpo.tracking.base import Batch, Dataset, Model, Point, Refused, Run, Unreachable
+from hpo.tracking.mlflow import store as mlflow_store
+from hpo.tracking.mlflow.sqlite import SqliteTracker, open_mlflow
+from hpo.tracking.mlflow.store import initialise
+from hpo.tracking.mlflow.tracker import MlflowTracker
 
 TIMES = ("creation_time", "last_update_time")
 
@@ -36,7 +36,7 @@ def _sorted_lines(statement: str) -> str:
 
 
 def test_recorded_statements_make_what_migrations_make(tmp_path, monkeypatch):
-    """`python -m hpo.tracking.mlflow_store` records those of another version of MLflow."""
+    """`python -m hpo.tracking.mlflow.store` records those of another version of MLflow."""
     made, migrated = tmp_path / "made.db", tmp_path / "migrated.db"
     initialise(made, tmp_path / "artifacts")
     monkeypatch.setattr(mlflow_store, "version", lambda _: "0.0.0")  # nothing is recorded of it
@@ -124,9 +124,43 @@ def test_another_release_of_mlflow_is_spoken_to_by_its_client(tmp_path, monkeypa
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     open_mlflow(uri, tmp_path / "artifacts").close()
     if known:  # tables of another revision
-        monkeypatch.setattr("hpo.tracking.mlflow_sqlite.REVISION", known)
+        monkeypatch.setattr("hpo.tracking.mlflow.sqlite.REVISION", known)
     else:  # a version of which nothing is recorded
         monkeypatch.setattr(mlflow_store, "version", lambda _: "0.0.0")
     tracker = open_mlflow(uri, tmp_path / "artifacts")
     assert type(tracker) is MlflowTracker
     tracker.close()
+
+
+def migrated(database: Path, revision: str, *statements: str) -> None:
+    """As a newer `mlflow ui` does that is started beside a run."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for statement in (f"UPDATE alembic_version SET version_num = '{revision}'", *statements):
+            connection.execute(statement)
+
+
+def steps(database: Path) -> list[int]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [step for (step,) in connection.execute("SELECT step FROM metrics ORDER BY step")]
+
+
+@pytest.mark.parametrize("statements", [(), ("ALTER TABLE params RENAME COLUMN value TO text",)])
+def test_tables_that_are_migrated_meanwhile_are_the_clients(tmp_path, statements):
+    """The second migration breaks what is read before a transaction begins."""
+    database = tmp_path / "mlflow.db"
+    tracker = open_mlflow(f"sqlite:///{database}", tmp_path / "artifacts")
+    run = tracker.open_study("s", Run("u" * 32, "s", 5, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}))
+    tracker.send(run, Batch([Point("loss", 0, 5, 0.5)], {"lr": "1"}))
+    migrated(database, "0123456789ab", *statements)
+    with pytest.raises(Unreachable, match="no such column" if statements else "migrated to .*0123456789ab"):
+        tracker.send(run, Batch([Point("loss", 1, 6, 0.25)], {"lr": "1"}))
+    assert steps(database) == [0] and type(tracker) is MlflowTracker
+    with pytest.raises(Unreachable, match="out-of-date database schema"):  # which the installed client does not know
+        tracker.send(run, Batch([Point("loss", 1, 6, 0.25)]))
+    assert steps(database) == [0]
+    back = ["ALTER TABLE params RENAME COLUMN text TO value"] if statements else []
+    migrated(database, mlflow_store.REVISION, *back)
+    tracker.send(run, Batch([Point("loss", 1, 6, 0.25)], {"lr": "1"}))
+    tracker.flush()
+    tracker.close()
+    assert steps(database) == [0, 1]

@@ -19,7 +19,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 
 from hpo import Bool, Choice, Float, Int, Objective
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
@@ -28,8 +28,9 @@ from hpo.search.population.base import SETTLED, PopulationStrategy
 from hpo.search.population.pbt import FACTORS, perturbed
 from hpo.search.samplers.base import TrialRecord, ask_seed
 from hpo.search.samplers.registry import make_sampler
-from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
-from hpo.space.config import check_path
+from hpo.search.strategies.registry import STRATEGIES, make_strategy
+from hpo.search.strategies.table_history import TableHistory
+from hpo.space.paths import check_path
 from hpo.space.space import Space
 from trainer.config import Frozen, TrainConfig
 
@@ -297,7 +298,7 @@ def test_a_space_that_cannot_change_is_refused_in_one_sentence(perturb, space, w
 
 
 def test_such_a_study_is_ordered_and_as_wide_as_its_population(home):
-    spec = declare(RunRequest(home, reference="mlp", strategy="pbt", workers=3), None, workers=3).spec
+    spec = declare(request_of(home, reference="mlp", strategy="pbt", workers=3), None, workers=3).spec
     assert (spec.order, spec.window) == ("ordered", 8)
 
 
@@ -324,7 +325,7 @@ def test_what_contradicts_a_population_is_refused(home, tmp_path, flags, words):
         study.write_text(study.read_text().replace("train: TrainConfig = TrainConfig(num_epochs=5)", "lr: float = 0.1"))
         study.write_text(study.read_text().replace("'train.optim.lr'", "'lr'"))
     with pytest.raises(UserError, match=words):
-        declare(RunRequest(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
+        declare(request_of(home, reference=str(study), strategy="pbt", **flags), None, workers=2)
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
@@ -335,16 +336,16 @@ def test_a_budget_of_epochs_trains_a_whole_population_or_is_refused(home, tmp_pa
     kept = HARNESS / "kept_study.py"
     spec = {"name": name, "population": 3, "interval": 3}
     study.write_text(kept.read_text().replace('sampler="random"', f'sampler="random", strategy={spec!r}'))
-    request = RunRequest(home, reference=str(study), epochs=epochs)
+    request = request_of(home, reference=str(study), epochs=epochs)
     with closing(Ledger(home.create().storage)) as ledger:
         if refused:
             with pytest.raises(UserError, match=f"--epochs 24: {name} needs --epochs 27"):
                 driven(ledger, request, epochs=epochs)
             return
         assert driven(ledger, request, epochs=epochs)[1] == "complete"
-        states = [row["state"] for row in ledger.look(lambda c: queries.trial_rows(c, 1))]
+        states = [row.state for row in ledger.look(lambda c: queries.trial_rows(c, 1))]
         assert states[6:] == ["complete"] * 3, "the last generation is whole"
-        declare(RunRequest(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
+        declare(request_of(home, name="kept"), ledger, workers=1)  # no budget is given: what was begun may go on
 
 
 # --- pb2

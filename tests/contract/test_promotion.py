@@ -5,6 +5,7 @@ import json
 import math
 import random
 import sys
+import types
 from collections import Counter
 from itertools import combinations
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rounds import rounds
 
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.search.curves import Group, Rankings
@@ -23,8 +24,10 @@ from hpo.search.pareto import beyond
 from hpo.search.promotion import freeze_thaw
 from hpo.search.promotion.base import PromotionStrategy, RungView
 from hpo.search.promotion.hyperband import HyperbandPromote
-from hpo.search.strategies.base import STRATEGIES, TableHistory, make_strategy
+from hpo.search.strategies.base import BaseStrategy
 from hpo.search.strategies.hyperband import Hyperband
+from hpo.search.strategies.registry import STRATEGIES, make_strategy
+from hpo.search.strategies.table_history import TableHistory
 
 SPECS = [
     {"name": "asha-promote"},
@@ -427,22 +430,59 @@ def test_every_strategy_that_promotes_is_bound_here():
 
 
 def test_bohb_brings_its_sampler(home):
-    spec = declare(RunRequest(home, reference="mlp", strategy="bohb"), None, workers=2).spec
+    spec = declare(request_of(home, reference="mlp", strategy="bohb"), None, workers=2).spec
     assert (spec.sampler, spec.sampler_options) == ("bohb", {})
-    assert declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2).spec == spec
-    with pytest.raises(UserError, match=r"--sampler tpe: strategy bohb brings its own; leave the sampler away"):
-        declare(RunRequest(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
+    assert declare(request_of(home, reference="mlp", strategy="bohb", sampler="bohb"), None, workers=2).spec == spec
+    with pytest.raises(UserError, match=r"--sampler tpe: strategy bohb uses its own sampler; omit this option"):
+        declare(request_of(home, reference="mlp", strategy="bohb", sampler="tpe"), None, workers=2)
 
 
 def test_such_a_study_is_asynchronous(home):
-    spec = declare(RunRequest(home, reference="mlp", strategy="asha-promote"), None, workers=3).spec
+    spec = declare(request_of(home, reference="mlp", strategy="asha-promote"), None, workers=3).spec
     assert (spec.order, spec.window) == ("async", 3)
-    with pytest.raises(UserError, match=r"--order ordered: under asha-promote .* give --workers 1 --window 1"):
-        declare(RunRequest(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3)
+
+
+def test_in_order_its_window_is_that_of_other_ordered_studies(home):
+    spec = declare(request_of(home, reference="mlp", strategy="asha-promote", order="ordered"), None, workers=3).spec
+    assert (spec.order, spec.window) == ("ordered", 6)
+
+
+def test_a_strategy_of_ones_own_needs_wait_to_pause_in_order(home, monkeypatch):
+    module = types.ModuleType("own_promotion")
+
+    class Own(BaseStrategy):
+        def wants(self, epoch): ...
+        def decide(self, history): ...
+        def promote(self, board, last): ...
+
+    module.Own = Own  # type: ignore[attr-defined]
+    Own.__module__ = "own_promotion"
+    monkeypatch.setitem(sys.modules, "own_promotion", module)
+    asked = {"reference": "mlp", "strategy": "own_promotion:Own"}
+    assert declare(request_of(home, **asked), None, workers=1).spec.order == "async"
+    with pytest.raises(
+        UserError, match=r"--order ordered: strategy 'own_promotion:Own' has no wait\(history\), .* add it"
+    ):
+        declare(request_of(home, **asked, order="ordered"), None, workers=1)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**16), spec=st.sampled_from(SPECS))
+def test_in_order_a_trial_pauses_at_each_rung_whatever_the_others_have(seed, spec):
+    strategy = make_strategy(spec)
+    own, others = losses(seed, 1, epochs=12)[0], losses(seed + 1, 5, epochs=12)
+    for others_seen in ({}, {n + 1: curve for n, curve in others.items()}):
+        for epoch in range(1, 12):
+            curves = {**others_seen, 0: own[:epoch]}
+            history = TableHistory(0, epoch, curves, dict.fromkeys(curves, "paused") | {0: "running"})
+            kind = strategy.wait(history).kind if strategy.wants(epoch) else "continue"
+            rungs = _asha(strategy, 0)
+            met = strategy.wants(epoch) and rungs.rung(epoch) is not None and rungs.rung(epoch) != rungs.rung(epoch - 1)
+            assert kind == (("stop" if math.isnan(own[epoch - 1][1]) else "pause") if met else "continue")
 
 
 def test_a_strategy_that_brings_its_sampler_takes_no_other(home):
-    spec = declare(RunRequest(home, reference="mlp", strategy="freeze-thaw"), None, workers=1).spec
+    spec = declare(request_of(home, reference="mlp", strategy="freeze-thaw"), None, workers=1).spec
     assert spec.sampler == "freeze-thaw" and spec.sampler_options == {}
-    with pytest.raises(UserError, match="--sampler gp: strategy freeze-thaw brings its own; leave the sampler away"):
-        declare(RunRequest(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)
+    with pytest.raises(UserError, match="--sampler gp: strategy freeze-thaw uses its own sampler; omit this option"):
+        declare(request_of(home, reference="mlp", strategy="freeze-thaw", sampler="gp"), None, workers=1)

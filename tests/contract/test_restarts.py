@@ -9,9 +9,11 @@ from driven import driven
 from places import HARNESS
 from sqlalchemy import select
 
-from hpo.driver.request import RunRequest
-from hpo.ledger import Ledger, driver_queries, queries, tables
-from hpo.search.strategies.base import STRATEGIES
+from hpo.driver.request import request_of
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
+from hpo.ledger.views import driver as driver_queries
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.storage.home import Home
 
 STUDY = str(HARNESS / "tiny_study.py")
@@ -28,7 +30,7 @@ def drive(home: Home, strategy: str, trials: int, on_tick: Callable[[Ledger], No
     """Run the tiny study to its end in this process; its ledger."""
     ledger = Ledger(home.create().storage)
     flags = {"reference": STUDY, "window": 1, "sampler": "random", "strategy": strategy, "overrides": PINNED}
-    ended = driven(ledger, RunRequest(home, **flags), tick=lambda _: on_tick(ledger), trials=trials)
+    ended = driven(ledger, request_of(home, **flags), tick=lambda _: on_tick(ledger), trials=trials)
     assert ended == ("tiny", "complete")
     return ledger
 

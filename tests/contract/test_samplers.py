@@ -22,9 +22,9 @@ from hpo import Bool, Choice, Float, Int, Objective
 from hpo.errors import UserError
 from hpo.search.samplers import auto, optuna_sampler
 from hpo.search.samplers.base import TrialRecord, ask_seed
-from hpo.search.samplers.deduplicate import DeduplicatingSampler
+from hpo.search.samplers.deduplicate import DeduplicatingSampler, is_alike
 from hpo.search.samplers.optuna_sampler import distribution, quiet_study
-from hpo.search.samplers.registry import SAMPLERS, make_sampler
+from hpo.search.samplers.registry import SAMPLERS, WARM, make_sampler
 from hpo.space.space import Space
 
 SPACE = Space(
@@ -350,9 +350,9 @@ def test_qmc_is_one_scrambled_sobol_sequence_in_any_order():
 
 def test_grid_is_the_grid_of_the_space_and_then_exhausted():
     sampler = make_sampler({"name": "grid", "points": 2}, SPACE, ONE, 0)
-    size = SPACE.grid_size(2)
+    size = SPACE.grid(2).size
     assert not sampler.exhausted(size - 1) and sampler.exhausted(size)
-    assert sampler.ask(size - 1).coordinates == SPACE.grid(size - 1, 2)
+    assert sampler.ask(size - 1).coordinates == SPACE.grid(2).point(size - 1)
 
 
 @pytest.mark.parametrize("objectives", [ONE, TWO], ids=["one objective", "two"])
@@ -765,7 +765,7 @@ def test_few_configurations_are_not_repeated_while_others_are_left(name, spec):
     """Of 60: 6 numbers of heads and hidden, 5 + 3 + 2, for each of 3 names, sgd's with 4 momenta. A restart between
     any two asks changes nothing."""
     queue = [{"name": "lion", "heads": 2, "hidden": 8}] * 2
-    size, length = FEW.grid_size(99), 14 if name == "gp" else 60
+    size, length = FEW.grid(99).size, 14 if name == "gp" else 60
     assert size == 10 * (4 + 1 + 1) == 60
 
     def begun():
@@ -785,11 +785,46 @@ def test_few_configurations_are_not_repeated_while_others_are_left(name, spec):
     params = [json.dumps(FEW.decode(record.coordinates)) for record in told]
     assert params[0] == params[1], "what the user asks for twice is tried twice"
     assert len(set(params[1:])) == length
-    assert set(params) <= {json.dumps(FEW.decode(FEW.grid(place, 99))) for place in range(size)}
+    assert set(params) <= {json.dumps(FEW.decode(FEW.grid(99).point(place))) for place in range(size)}
     if length == size:
         assert live.exhausted(size + 1) == "the space has 60 configurations, and each has been tried"
         live.tell(replace(told[-1], state="failed", untried=True))
         assert not live.exhausted(size + 1), "what was lost is there again"
+
+
+@pytest.mark.parametrize("name", WARM)
+@pytest.mark.parametrize("space", [SPACE, FEW], ids=["many", "few"])
+def test_what_a_warm_start_knows_is_not_tried_again(name, space):
+    """The earlier study has the same seed, so that random draws of both are the same. A restart changes nothing."""
+    drawn = make_sampler("random", space, ONE, 3)
+    known = [
+        record_of(number, drawn.ask(number), "complete", (float(number),), [(1, number + 1.0), (2, float(number))])
+        for number in range(14)
+    ]
+    tried = [space.decode(record.coordinates) for record in known]
+    live = make_sampler(SPECS[name], space, ONE, 3, earlier=known)
+    asked = [live.ask(number) for number in range(4)]
+
+    def is_known(proposal):
+        return any(is_alike(space.decode(proposal.coordinates), params) for params in tried)
+
+    assert not [proposal for proposal in asked if is_known(proposal)]
+    again = make_sampler(SPECS[name], space, ONE, 3, earlier=known)
+    for number in range(3):
+        again.adopt(stored(record_of(number, asked[number])))
+    assert again.ask(3) == asked[3]
+    before = make_sampler(SPECS[name], space, ONE, 3, earlier=known, versions={"warm start": 1})
+    if name in ("freeze-thaw", "auto") and space is SPACE:
+        assert is_known(before.ask(0)), "a study of the earlier rule goes on by it"
+
+
+def test_once_a_warm_start_knows_all_that_is_left_it_is_tried_here_too():
+    grid = make_sampler({"name": "grid", "points": 99}, FEW, ONE, 0)
+    known = [record_of(number, grid.ask(number), "complete", (1.0,)) for number in range(58)]
+    made = make_sampler("tpe", FEW, ONE, 0, earlier=known)
+    asked = [json.dumps(FEW.decode(made.ask(number).coordinates)) for number in range(60)]
+    assert {*asked[:2]} == {json.dumps(FEW.decode(FEW.grid(99).point(place))) for place in (58, 59)}
+    assert len({*asked}) == 60 and made.exhausted(60)
 
 
 @pytest.mark.parametrize("name", ["tpe", "nsga2", "auto"])

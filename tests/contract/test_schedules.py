@@ -474,7 +474,7 @@ def test_a_function_of_the_users_own(monkeypatch):
     ("name", "message"),
     [
         ("mine:missing", "mine.py has no 'missing'"),
-        ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
+        ("nowhere.at_all:f", "module 'nowhere.at_all' does not exist"),
         ("mine:negative", "gives the rate -1.0 at step 0"),
         ("mine:number", "returns 1.0: return a function of the step"),
         ("mine:alone", r"too many positional arguments\): let it take two arguments, the configuration and the run"),

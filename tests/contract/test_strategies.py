@@ -16,19 +16,21 @@ from optuna.trial import TrialState, create_trial
 from rounds import rounds
 
 from hpo.errors import UserError
-from hpo.ledger.history import Curves, LedgerHistory
+from hpo.ledger.history import Curves
+from hpo.ledger.strategy_history import LedgerHistory
 from hpo.search.population.base import PopulationStrategy
 from hpo.search.promotion.base import PromotionStrategy, RungView
 from hpo.search.samplers.base import TrialRecord
 from hpo.search.samplers.registry import Random
 from hpo.search.strategies.asha import Asha
-from hpo.search.strategies.base import STRATEGIES, TableHistory, check_several, has_rungs, make_strategy
 from hpo.search.strategies.halving import Halving
 from hpo.search.strategies.hyperband import Hyperband
 from hpo.search.strategies.interval import IntervalStrategy
 from hpo.search.strategies.median import Median
 from hpo.search.strategies.patient import Patient
 from hpo.search.strategies.percentile import Percentile
+from hpo.search.strategies.registry import STRATEGIES, check_several, make_strategy
+from hpo.search.strategies.table_history import TableHistory
 from hpo.search.strategies.threshold import Threshold
 from hpo.search.strategies.wilcoxon import Wilcoxon
 from hpo.space.dimensions import Float
@@ -50,6 +52,8 @@ SPECS = [
     {"name": "threshold", "lower": 0.1, "upper": 0.7, "n_warmup_epochs": 2, "interval": 3},
     {"name": "wilcoxon"},
     {"name": "wilcoxon", "p_threshold": 0.3, "n_startup_epochs": 4},
+    {"name": "paired"},
+    {"name": "paired", "parts": 8, "p_threshold": 0.3, "n_startup": 3},
     {"name": "halving"},
     {"name": "halving", "min_epochs": 1, "eta": 2, "early_stopping_rate": 1, "bootstrap": 3},
     {"name": "asha"},
@@ -471,7 +475,8 @@ def test_wilcoxon_holds_no_trial_against_one_that_is_not_finite():
 
 IMPORTS = """
 import sys
-from hpo.search.strategies.base import TableHistory, make_strategy
+from hpo.search.strategies.registry import make_strategy
+from hpo.search.strategies.table_history import TableHistory
 
 strategy = make_strategy("wilcoxon")
 assert not strategy.wants(1) and "scipy" not in sys.modules
@@ -680,6 +685,6 @@ def test_optuna_accepts_what_the_oracle_is_fed():
 
 
 def test_losses_beyond_bounds_go_to_those_that_only_rank():
-    """What does arithmetic on losses, or models them, has them as they are."""
-    ranking = {name for name in STRATEGIES if has_rungs(make_strategy(name))}
-    assert ranking == {"asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb"}
+    """What does arithmetic on losses, or models them, has them as they are; `paired` needs to know which break one."""
+    ranking = {name for name in STRATEGIES if make_strategy(name).rungs}
+    assert ranking == {"paired", "asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb"}

@@ -20,13 +20,15 @@ from rounds import rounds
 
 from hpo.errors import UserError
 from hpo.storage.home import Home
-from hpo.tracking import ui
+from hpo.testing import check_tracker
 from hpo.tracking.base import Batch, Model, Point, Refused, Run, Tracker, Unreachable
 from hpo.tracking.files import link
-from hpo.tracking.gate import token_of
-from hpo.tracking.mlflow import MlflowTracker, silence
-from hpo.tracking.mlflow_sqlite import SqliteTracker
-from hpo.tracking.mlflow_store import initialise
+from hpo.tracking.mlflow.client import silence
+from hpo.tracking.mlflow.sqlite import SqliteTracker
+from hpo.tracking.mlflow.store import initialise
+from hpo.tracking.mlflow.tracker import MlflowTracker
+from hpo.tracking.ui import serve as ui
+from hpo.tracking.ui.gate import token_of
 from hpo.tracking.uri import check_uri
 
 STUDY = Run("u" * 32, "s", 1_700_000_000_000, {"hpo.run_uid": "u" * 32, "hpo.study": "s"}, "studies.mlp", "c0ffee")
@@ -81,6 +83,10 @@ def opened(tracker) -> Iterator[tuple[Tracker, str, str]]:
     yield tracker, parent, child
     for view in [*tracker.find("s", STUDY.uid), *tracker.find("s", STUDY.uid, children=True)]:
         tracker.discard(view.run_id)
+
+
+def test_it_keeps_the_promises_for_trackers(uri, tmp_path):
+    check_tracker(uri, tmp_path / "artifacts")
 
 
 def test_runs_are_found_by_uid(opened):
@@ -177,21 +183,25 @@ def test_a_model_is_made_once_wherever_its_making_stops(opened, tmp_path):
     stopped = 0
     # A client's calls: search, create, metrics, run, output, finish; or statements of a connection.
     calls = 17 if isinstance(tracker, SqliteTracker) else 6
-    owner, name = (tracker, "_rows") if isinstance(tracker, SqliteTracker) else (tracker._models, "_client")
+    by_rows = isinstance(tracker, SqliteTracker)
+    owners, name = ((tracker, tracker._model_rows), "_rows") if by_rows else ((tracker._models,), "_client")
     for n in range(1, calls + 1):
         for after in (False, True):
             tags = {"hpo.step": "20", "hpo.best": "true"}
             files = {"model.safetensors": tmp_path / "model.safetensors"}
             model = Model(f"trial-{n}-{after}", 20, tags, points, {"config.json": "{}"}, files)
             batch = Batch(points=points, models=[model])
-            whole = getattr(owner, name)
-            setattr(owner, name, Mortal(whole, n, after))
+            whole = getattr(owners[0], name)
+            mortal = Mortal(whole, n, after)
+            for owner in owners:
+                setattr(owner, name, mortal)
             try:
                 tracker.send(child, batch)
             except KeyboardInterrupt:
                 stopped += 1
             finally:
-                setattr(owner, name, whole)
+                for owner in owners:
+                    setattr(owner, name, whole)
             for _ in range(2):
                 tracker.send(child, batch)
             [view] = [one for one in tracker.models("s") if one.name == model.name]
@@ -257,10 +267,10 @@ def test_two_open_a_new_database_at_once(tmp_path):
         ("htp://x", "the scheme 'htp' is not known"),
         ("ftp://me:hunter2@h", r"ftp://me:\*\*\*@h' cannot be used"),
         ("http://", "it names no host"),
-        ("http://[x", "is no URI"),
+        ("http://[x", "is not a URI"),
         ("sqlite://", "it names no file"),
         ("sqlite:///:memory:", "it names no file"),
-        ("sqlite:////dev/null/x.db", "there is no directory /dev/null"),
+        ("sqlite:////dev/null/x.db", "the directory /dev/null does not exist"),
         ("sqlite:////tmp", "/tmp is a directory"),
     ],
 )
@@ -318,7 +328,7 @@ def test_a_second_name_or_a_copy(tmp_path):
 @pytest.mark.usefixtures("process")
 def test_mlflow_is_imported_only_to_be_used(tmp_path):
     code = f"""
-import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui
+import sys, hpo.tracking.mirror_process, hpo.verify, hpo.tracking.ui.serve
 from pathlib import Path
 from hpo.tracking.base import Batch, Point, Run
 from hpo.tracking.trackers import open_tracker
@@ -339,7 +349,7 @@ def test_a_user_without_a_name_is_recorded_by_the_uid(tmp_path):
     code = f"""
 from pathlib import Path
 from hpo.tracking.base import Run
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 tracker = MlflowTracker("sqlite:///{tmp_path}/mlflow.db", Path("{tmp_path}/artifacts"))
 tracker.open_study("s", Run("u", "s", 0, {{"hpo.run_uid": "u", "hpo.study": "s"}}, "studies.mlp", "c0ffee"))
 print(tracker.find("s", "u")[0].tags["mlflow.user"])

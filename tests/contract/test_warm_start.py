@@ -9,8 +9,10 @@ import pytest
 
 from hpo import Float, Objective
 from hpo.search.samplers.base import TrialRecord
-from hpo.search.samplers.registry import MODELS, WARM, make_sampler
+from hpo.search.samplers.registry import WARM, make_sampler
 from hpo.space.space import Space
+
+MODELS = [name for name in WARM if name not in ("freeze-thaw", "bohb")]  # those of no strategy
 
 SPACE = Space({"x": Float(0.0, 1.0), "lr": Float(1e-4, 1e-1, log=True)})
 ONE = [Objective("val/loss")]
@@ -42,10 +44,11 @@ def asked(name, known, count):
     [(name, 8 * GENERATION if name in GENETIC else GENERATION + 10, 3 if name == "gp" else 12) for name in MODELS],
 )
 def test_every_model_begins_where_the_earlier_trials_were_good(name, known, count):
-    """A generation is bred from the best fifty, so that it takes many trials to be among few good ones."""
+    """A generation is bred from the best fifty, so that it takes many trials to be among few good ones; of its
+    children, those that are among the earlier trials make way for others."""
     warm, cold = asked(name, earlier(known), count), asked(name, (), count)
     near, far = (statistics.median(map(off, found)) for found in (warm, cold))
-    assert near < 0.7 * far, (near, far)
+    assert near < (0.8 if name in GENETIC else 0.7) * far, (near, far)
 
 
 def stopped(count):
@@ -63,7 +66,7 @@ def test_every_model_learns_from_the_curves_of_stopped_trials(name):
     known = stopped(6 * GENERATION if name == "bohb" else GENERATION)  # it learns from those at its rung alone
     warm, cold = asked(name, known, 3 if name == "gp" else 12), asked(name, (), 12)
     near, far = (statistics.median(map(off, found)) for found in (warm, cold))
-    assert near < 0.7 * far, (near, far)
+    assert near < (0.8 if name in GENETIC else 0.7) * far, (near, far)
 
 
 def test_what_a_model_of_curves_takes_over_is_no_trial_of_its_own():

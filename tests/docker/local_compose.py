@@ -233,11 +233,12 @@ class Project:
                 time.sleep(0.1)
 
     def wait(self, name: str) -> int:
-        [place] = self.services[name].places()
-        while not (place / "code").exists():
+        places = self.services[name].places()
+        while not all((place / "code").exists() for place in places):
             time.sleep(0.1)
-        print((place / "code").read_text())
-        return int((place / "code").read_text())
+        codes = [int((place / "code").read_text()) for place in places]
+        print(*codes)
+        return max(codes)
 
     def run(self, name: str, words: list[str]) -> int:
         service = self.services[name]

@@ -26,9 +26,8 @@ def postgres(command: list[str]) -> None:
         quiet = ["-o", f"-c listen_addresses='' -k {sockets}", "-l", f"{sockets}/initdb.log"]
         subprocess.run(["pg_ctl", "-D", data, "-w", *quiet, "start"], check=True, stdout=subprocess.DEVNULL)
         psql = ["psql", "-q", "-h", sockets, "-U", user, "-v", "ON_ERROR_STOP=1"]
-        subprocess.run([*psql, "-d", "postgres", "-c", f"CREATE DATABASE {os.environ['POSTGRES_DB']}"], check=True)
         for file in sorted(Path("/docker-entrypoint-initdb.d").glob("*.sql")):
-            subprocess.run([*psql, "-d", os.environ["POSTGRES_DB"], "-f", str(file)], check=True)
+            subprocess.run([*psql, "-d", user, "-f", str(file)], check=True)
         subprocess.run(["pg_ctl", "-D", data, "-w", "-m", "fast", "stop"], check=True, stdout=subprocess.DEVNULL)
     os.execvp(command[0], [*command, "-D", data, "-k", sockets, "-c", "listen_addresses=*"])
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -110,20 +109,24 @@ def test_a_store_that_cannot_be_reached_is_named(said):
     assert code == 1 and sentence.startswith("buckets: AWS_ACCESS_KEY_ID_FILE: /nowhere cannot be read")
 
 
-def test_a_ledger_that_starts_late_is_waited_for(said, postgres_server):
+def test_a_ledger_that_starts_late_is_waited_for(process, postgres_server):
     server = postgres_server()
     url = server.url.render_as_string(hide_password=False)
     server.stop()
-    late = threading.Timer(3.0, server.start)
-    late.start()
-    assert said("-m", "hpo", "migrate", "--wait", "60", HPO_STORAGE=url) == (0, "")
-    late.join()
+    migrate = [sys.executable, "-m", "hpo", "migrate", "--storage", url, "--wait", "60"]
+    with subprocess.Popen(migrate, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert "does not answer" in waiting.stderr.readline()
+        server.start()
+        said = waiting.stderr.read()
+    assert waiting.returncode == 0 and re.search(r" answers again, after \d+ s\.$", said.strip())
 
 
 def test_a_ledger_that_never_starts_ends_the_job(said):
     url = "postgresql+psycopg://hpo:geheim@127.0.0.1:1/hpo"
     code, sentence = said("-m", "hpo", "migrate", "--storage", url, "--wait", "1")
-    assert code == 1 and sentence.startswith("error: the ledger postgresql+psycopg://hpo:***@127.0.0.1:1/hpo failed (")
+    assert code == 75
+    assert sentence.startswith("error: the ledger postgresql+psycopg://hpo:***@127.0.0.1:1/hpo does not answer (")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="runs as root, who alone can become the user of a container")

@@ -168,11 +168,11 @@ def test_images_take_a_part_of_the_lock():
     }
     taken["torch-cuda"] = [entry for entry in lock if entry.fits(["torch-cuda"], (3, 11, 16))]
     versions = {names: {entry.name: entry.version for entry in entries} for names, entries in taken.items()}
-    assert taken.keys() == {"base train plots postgres ray s3", "torch-cpu", "torch-cuda", "mlflow"}
+    assert taken.keys() == {"base train plots postgres ray s3 apprise", "torch-cpu", "torch-cuda", "mlflow"}
     assert versions["torch-cpu"].keys() == {"torch"} and versions["torch-cpu"]["torch"].endswith("+cpu")
     assert versions["torch-cuda"].keys() > {"torch", "triton", "nvidia-cudnn-cu13"}
-    assert {"ray", "psycopg", "boto3", "sympy"} <= versions["base train plots postgres ray s3"].keys()
-    assert not versions["base train plots postgres ray s3"].keys() & versions["torch-cuda"].keys()
+    assert {"ray", "psycopg", "boto3", "sympy"} <= versions["base train plots postgres ray s3 apprise"].keys()
+    assert not versions["base train plots postgres ray s3 apprise"].keys() & versions["torch-cuda"].keys()
     [version] = re.findall(r"^ARG VERSION=(\S+)", DOCKERFILES[1].read_text(), re.MULTILINE)
     assert versions["mlflow"]["mlflow"] == versions["mlflow"]["mlflow-skinny"] == version
 

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
-from pathlib import Path
 
+import local_platform
 import pytest
 from compose_file import DOCKER
-
-LOCAL = Path(__file__).with_name("local_compose.py")
-NEEDED = ("bwrap", "unshare", "setpriv", "ip", "curl")
+from local_platform import skip_where_impossible
 
 
 @pytest.fixture
 def platform(process, tmp_path):
-    """Runs words in a network of their own, where $COMPOSE starts services; ends what is left of them."""
-    missing = [program for program in NEEDED if shutil.which(program) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"runs as root, with {', '.join(missing or NEEDED)}: apt-get install bubblewrap iproute2 curl")
-    sandbox = ["unshare", "--net", "bwrap", "--ro-bind", "/", "/", "--unshare-pid", "--unshare-uts", "true"]
-    if subprocess.run(sandbox, capture_output=True).returncode:
-        pytest.skip("runs where namespaces may be made by unshare and bubblewrap")
-    if not all(os.stat(path).st_mode & 0o005 == 0o005 for path in (sys.prefix, DOCKER)):
-        pytest.skip("runs where other users may read this Python and the project")
+    skip_where_impossible()
     subprocess.run([DOCKER / "make_secrets.sh", tmp_path / "secrets"], check=True, stdout=subprocess.DEVNULL)
     settings = {"HPO_STUDY": "mlp", "HPO_SECRETS": str(tmp_path / "secrets"), "HPO_LEASE_SECONDS": "5"}
     lines = [f"{key}={value}" for key, value in (settings | {"COMPOSE_PROFILES": "s3"}).items()]
     (tmp_path / "env").write_text("\n".join(lines))
-    compose = f"{sys.executable} {LOCAL} --state {tmp_path / 'state'} --env-file {tmp_path / 'env'}"
-
-    def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        words = ["unshare", "--net", "sh", "-c", f"ip link set lo up && {script}"]
-        given = {**os.environ, "COMPOSE": compose, **environ}
-        return subprocess.run(words, env=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    yield run
-    for pid in (tmp_path / "state" / "containers").glob("*/pid"):
-        if not pid.with_name("code").exists():
-            os.killpg(int(pid.read_text()), signal.SIGKILL)
+    with local_platform.platform(tmp_path / "state", ["--env-file", tmp_path / "env"]) as run:
+        yield run
 
 
 @pytest.mark.timeout(900)
@@ -55,7 +32,7 @@ def test_smoke_sh_loses_nothing(platform):
     assert trained[0] == "40"  # 8 trials of 5, each counted once
     assert int(trained[1]) > 8  # workers were killed and the driver was stopped while they trained
     assert "smoke: complete, 8 of 8 trials ended" in done.stdout
-    assert re.search(r"^0 differences; looked at 1 study, 8 trials", done.stdout, re.MULTILINE)
+    assert re.search(r"^0 differences; checked 1 study, 8 trials", done.stdout, re.MULTILINE)
     assert done.stdout.rstrip().endswith("smoke: nothing is lost")
 
 

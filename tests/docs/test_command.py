@@ -1,4 +1,4 @@
-"""docs/guide/command.md: its files, named in their first lines, are studies that run as they stand."""
+"""docs/guide/command.md and foreign-scripts.md: their files are studies that run as they stand."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from places import ROOT
 from study_runs import drive
 
 from hpo.declaration.command.file import CommandFile
-from hpo.declaration.command.words import OWN_PLACES
+from hpo.declaration.command.placeholders import OWN_PLACEHOLDERS
 from hpo.storage.home import Home
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
 
-PAGE = ROOT / "docs" / "guide" / "command.md"
+GUIDE = ROOT / "docs" / "guide"
+PAGE = GUIDE / "command.md"
+FOREIGN = GUIDE / "foreign-scripts.md"
 STUDIES = ("train.yaml", "count.yaml", "printed.yaml", "sweep.yaml")
 
 
@@ -32,13 +34,13 @@ def test_each_file_of_the_guide_is_a_study(name, tmp_path, monkeypatch):
 
 
 def test_every_key_and_place_is_on_the_page():
-    page = PAGE.read_text()
+    page = (ROOT / "docs" / "reference" / "command-file.md").read_text()
     assert [key for key in CommandFile.model_fields if f"`{key}`" not in page] == []
-    assert [place for place in OWN_PLACES if f"{{{place}}}" not in page] == []
+    assert [place for place in OWN_PLACEHOLDERS if f"{{{place}}}" not in page] == []
 
 
 def test_a_difference_has_at_most_three_lines():
-    blocks = PAGE.read_text().split("```diff\n")[1:]
+    blocks = FOREIGN.read_text().split("```diff\n")[1:]
     assert len(blocks) == 3
     for block in blocks:
         lines = block.split("```")[0].splitlines()
@@ -46,4 +48,4 @@ def test_a_difference_has_at_most_three_lines():
 
 
 def test_the_files_of_foreign_scripts_are_read(tmp_path):
-    assert {Path(name).name for name in files(PAGE)} >= {"mnist.yaml", "gpt.yaml", "sft.yaml"}
+    assert {Path(name).name for name in files(FOREIGN)} >= {"mnist.yaml", "gpt.yaml", "sft.yaml"}

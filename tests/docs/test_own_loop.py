@@ -180,7 +180,7 @@ def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, str
     home = Home.at(tmp_path / "home")
     asked = ("--trials", "6", "--executor", "inline", "--sampler", "random", "--strategy", strategy)
     ran = hpo("run", "--study", str(file), *asked, home=home)
-    assert ran.exit_code == 1
+    assert ran.exit_code == 5
     assert "of a step only once, since the first report of a step counts." in ran.output
     assert "Error" not in ran.output
 
@@ -196,7 +196,11 @@ def test_a_step_reported_before_its_epoch_is_no_point_to_decide_at(tmp_path, str
             "metric 'a' is no",
             marks=pytest.mark.slow,
         ),
-        ("reporter.report(step, metrics, epoch", "reporter.report(step, {'b': []}, epoch", "metric 'b' is no number"),
+        (
+            "reporter.report(step, metrics, epoch",
+            "reporter.report(step, {'b': []}, epoch",
+            "metric 'b' is not a number",
+        ),
     ],
 )
 def test_a_loops_mistake_fails_its_trial_in_a_sentence(study, tmp_path, home, written, instead, said):
@@ -205,7 +209,7 @@ def test_a_loops_mistake_fails_its_trial_in_a_sentence(study, tmp_path, home, wr
     (tmp_path / "wrong.py").write_text(code.replace(written, instead))
     one = ("--trials", "1", *FLAGS[2:])
     ran = hpo("run", "--study", str(tmp_path / "wrong.py"), *one, home=home)
-    assert (ran.exit_code, ran.exception.__class__) == (1, SystemExit)
+    assert (ran.exit_code, ran.exception.__class__) == (5, SystemExit)
     shown = hpo("show", "0", "--study", "own-loop", "--json", home=home)
     assert json.loads(shown.stdout)["outcome"] == "user_error"
     assert said in json.loads(shown.stdout)["error"]
@@ -238,7 +242,7 @@ def test_what_a_loop_of_ones_own_has_not_is_refused_in_its_trial(study, tmp_path
     named.write_text(Path(study).read_text().replace("task=OwnLoop", 'task=":OwnLoop"'))
     flags = ("--trials", "4", "--executor", "inline", "--sampler", "random", "-o", asked)
     ran = hpo("run", "--study", str(named), *flags, home=home)
-    assert ran.exit_code == 1
+    assert ran.exit_code == 5
     assert f"OwnLoop has a fit() of its own, which {REFUSED[asked]}" in ran.output
 
 
@@ -258,7 +262,7 @@ def test_a_study_whose_every_trial_that_came_to_its_end_failed_has_failed(study,
     code = code.replace('objectives=[Objective("val/loss", "minimize")],', bound)
     (tmp_path / "bound.py").write_text(code)
     ran = hpo("run", "--study", str(tmp_path / "bound.py"), "--trials", "3", "--executor", "inline", home=home)
-    assert ran.exit_code == 1, ran.output
+    assert ran.exit_code == 5, ran.output
     trials = status(home)["trials"]
     assert (trials["pruned"], trials["failed"]) == (2, 1)
     assert "no trial is complete, and 1 trial failed, `hpo show 0 --study own-loop" in ran.output

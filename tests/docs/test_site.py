@@ -22,9 +22,9 @@ from hpo.cli.main import app
 
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "docs/guide/*.md", "studies/*/*.md", "docker/*.md")
+    for pattern in ("*.md", "docs/*.md", "docs/guide/*.md", "docs/reference/*.md", "studies/*/*.md", "docker/*.md")
     for page in ROOT.glob(pattern)
-    if page.name not in ("CHANGELOG.md", "log.md")  # what was, under the names that it had
+    if page.name not in ("CHANGELOG.md", "log.md", "log-details.md")  # what was, under the names that it had
 )
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"(?:^|&& |; )(?:\$ )?(?:\.venv/bin/)?hpo ((?!--)[a-z-]+)([^\n;|&#>]*)", re.MULTILINE)
@@ -42,7 +42,7 @@ RUN_BY = {  # or begin with `...`, and so are fragments
     "README.md": "tests/docs/test_doors.py",
     "alerts.md": "tests/docs/test_doors.py",
     "command.md": "tests/docs/test_command.py",
-    "executors.md": "tests/hpo/driver/ray_tune",
+    "extend.md": "tests/docs/test_extend.py",
     "first-study.md": "tests/studies/mlp/test_quickstart.py",
     "from-a-script.md": "tests/docs/test_from_a_script.py",
     "function.md": "tests/docs/test_doors.py",
@@ -50,10 +50,12 @@ RUN_BY = {  # or begin with `...`, and so are fragments
     "import-export.md": "tests/docs/test_doors.py",
     "integrations.md": "tests/docs/test_integrations.py",
     "mlflow.md": "tests/hpo/analysis/models/test_promote.py",
+    "objectives.md": "",
     "own-loop.md": "tests/docs/test_own_loop.py",
     "python.md": "tests/docs/test_doors.py",
+    "ray-tune.md": "tests/hpo/ray_tune",
     "report.md": "tests/docs/test_doors.py",
-    "search.md": "",
+    "rules.md": "",
 }
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import Select, select
 
 from hpo.errors import HpoError
 from hpo.ledger import Ledger
-from hpo.ledger.tables import attempts, trials, workers
+from hpo.ledger.database.tables import attempts, trials, workers
 
 pytestmark = pytest.mark.whole
 
@@ -208,7 +208,7 @@ def test_both_nodes_train_a_preempted_job_is_queued_again_and_goes_on(submit):
     wait_for_trials_on(storage, {"node0", "node1"}, job)
     start("--partition=urgent", f"--nodes={len(NODES)}", "--wrap=true")
     job.wait_for_restart()
-    assert "left: as it was told to" in job.output or "left: nothing it joined" in job.output
+    assert "left: as asked" in job.output or "left: none of its studies" in job.output
     job.wait("COMPLETED")
     check_all_went_on(storage, 6, job)
 
@@ -257,11 +257,11 @@ def test_array_tasks_join_a_study_and_one_told_to_leave_is_requeued(submit):
     told.wait_for_restart()
     cancelled.wait("CANCELLED")
     assert cancelled["Restarts"] == "0"
-    assert "left: as it was told to" in told.output and "left: as it was told to" in cancelled.output
+    assert "left: as asked" in told.output and "left: as asked" in cancelled.output
     driver.wait("COMPLETED")
     for task in (stays, told):
         task.wait("COMPLETED")
-    assert "left: nothing it joined is driven any more" in stays.output
+    assert "left: none of its studies is running" in stays.output
     check_all_went_on(storage, 12, driver)
 
 

@@ -1,4 +1,4 @@
-"""Scripts that others wrote, changed as docs/guide/command.md prints: trained, stopped, killed and resumed.
+"""Scripts that others wrote, changed as docs/guide/foreign-scripts.md prints: trained, stopped, killed and resumed.
 
 `FOREIGN_SCRIPTS` names a directory with `mnist/` of pytorch/examples and a clone of nanoGPT, at the commits that the
 guide names; trl's script is that of the installed package. Models, data and what cannot be downloaded are made here.
@@ -28,7 +28,7 @@ import hpo
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow, pytest.mark.usefixtures("process"), pytest.mark.timeout(3600)]
 
-PAGE = ROOT / "docs" / "guide" / "command.md"
+PAGE = ROOT / "docs" / "guide" / "foreign-scripts.md"
 SCRIPTS = os.environ.get("FOREIGN_SCRIPTS")
 TEXT = Path(__file__).parents[2] / "LICENSE"
 TRIALS = 4

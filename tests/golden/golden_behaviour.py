@@ -18,6 +18,8 @@ Digests = Mapping[str, Mapping[str, str | None]]  # part -> version -> digest; N
 COMPUTED_WITH: dict[str, tuple[str, ...]] = {
     "space": ("space", "search", "sampler"),
     "search": (),
+    "warm": ("space", "search", "sampler"),
+    "learning": ("space", "search", "sampler"),
     "sampler": ("space", "search", "sampler"),
     "strategy": ("space", "search", "sampler", "strategy"),
     "optimizer": (),

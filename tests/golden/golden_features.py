@@ -254,7 +254,7 @@ def _together(configs: list[TrainConfig]) -> Any:
 
 
 def _commit(reports: Any, wait: bool) -> list[Any]:
-    return [reporter.report(**vars(report)) for reporter, report in reports]
+    return [reporter.report(report) for reporter, report in reports]
 
 
 FEATURES: dict[str, Callable[[], Any]] = {

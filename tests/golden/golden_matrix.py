@@ -10,12 +10,12 @@ from driven import driven
 from golden_studies import tried
 
 from hpo.declaration import preflight
-from hpo.driver.request import RunRequest
+from hpo.driver.request import RunRequest, request_of
 from hpo.driver.resolve import declare
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.search.samplers.registry import SAMPLERS
-from hpo.search.strategies.base import STRATEGIES
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.storage.home import Home
 
 DECLARATION = Path(__file__).with_name("matrix_study.py")
@@ -34,6 +34,7 @@ STRATEGY_OPTIONS: dict[str, dict[str, Any]] = {
     "patient": {"patience": 0, "strategy": None},
     "threshold": {"upper": 1.0, "n_warmup_epochs": 2},
     "wilcoxon": {"n_startup_epochs": 1},
+    "paired": {"parts": 4, "p_threshold": 0.3},
     "halving": {"eta": 2},
     "asha": {"min_epochs": 1, "eta": 2},
     "hyperband": {"eta": 2},
@@ -86,7 +87,7 @@ def _matrix(ledger: Ledger, home: Home, kind: str, sample: set[tuple[str, str]] 
 
 
 def _cell(ledger: Ledger, home: Home, kind: str, sampler: str, strategy: str) -> dict[str, Any]:
-    request = RunRequest(
+    request = request_of(
         home,
         reference=f"{_written(home, sampler, strategy)}:{kind}",
         name=f"{kind}.{sampler}.{strategy}",
@@ -120,7 +121,7 @@ def _driven(ledger: Ledger, request: RunRequest) -> dict[str, Any]:
     assert state == "complete", f"{name} is {state}"
     with ledger.read() as connection:
         study = queries.study_row(connection, name)
-        rows = queries.trial_rows(connection, study["id"])
-        states = dict(sorted(Counter(row["state"] for row in rows).items()))
-        epochs = sum(row["epoch"] - row["from_epoch"] for row in rows)
+        rows = queries.trial_rows(connection, study.id)
+        states = dict(sorted(Counter(row.state for row in rows).items()))
+        epochs = sum(row.epoch - row.from_epoch for row in rows)
         return {"digest": queries.digest(connection, study), "states": states, "epochs": epochs}

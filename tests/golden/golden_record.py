@@ -26,6 +26,7 @@ PINNED = {
     "OPENBLAS_CORETYPE": "Haswell",
     "OPENBLAS_L2_SIZE": "512",
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    "HPO_LEARN_FROM": "none",  # a study of the matrix is its own, whatever studies share its home
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hpo import Bool, Choice, Float, Int, Objective
+from hpo.search.knowledge import regrets, teach
 from hpo.search.samplers import auto
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord
-from hpo.search.samplers.registry import ONE_OBJECTIVE, WARM, make_sampler
+from hpo.search.samplers.registry import SAMPLERS, WARM, make_sampler
 from hpo.search.samplers.reject import RejectingSampler
 from hpo.space.space import Space
 
@@ -93,7 +94,7 @@ def sampler(name: str, chosen: Mapping[str, Any]) -> Any:
         return proposals(made, space, objectives, count, constrained)
 
     studies = {"one objective": run([LOSS], trials), "constrained": run([ACCURACY], trials, constrained=True)}
-    if name not in ONE_OBJECTIVE:
+    if SAMPLERS[name].several:
         studies["two objectives"] = run([LOSS, ACCURACY], trials, constrained=True)
     if name in WARM:
         studies |= {f"warm by {count}": run([LOSS], 3, known=earlier(count)) for count in (3, 16)}
@@ -108,7 +109,7 @@ def sampler(name: str, chosen: Mapping[str, Any]) -> Any:
 
 def auto_rule(chosen: Mapping[str, Any]) -> Any:
     """Returns which sampler `auto` chooses, and which points of a grid it asks for."""
-    size = COUNTED.grid_size(4096)
+    size = COUNTED.grid(4096).size
     spaces = {"counted": COUNTED, "many": SPACE, "priors": WITH_PRIORS, "empty": Space({})}
     budgets = (None, 1, 10, 11, size - 1, size, 100)
     plans = {title: [auto.plan(space, trials) for trials in budgets] for title, space in spaces.items()}
@@ -159,9 +160,42 @@ def duplicates(chosen: Mapping[str, Any]) -> Any:
     """Returns proposals in a space of few configurations, until all are tried, and beyond."""
     queue = [{"layers": 2, "name": "adamw", "gat": True}] * 2
     made = make_sampler("random", COUNTED, [LOSS], SEED, queue, **chosen)
-    size = COUNTED.grid_size()
+    size = COUNTED.grid().size
     asked = proposals(made, COUNTED, [LOSS], size + 8)
     return {"asked": asked, "ended": [bool(made.exhausted(number)) for number in (0, size + 8)]}
+
+
+def warm_start(chosen: Mapping[str, Any]) -> Any:
+    """Returns proposals after a study of the same seed, which has begun with the same random draws."""
+
+    def run(name: str, space: Space) -> Any:
+        drawn = make_sampler("random", space, [LOSS], SEED)
+        known = [ended(number, drawn.ask(number), space, [LOSS], thawed=True) for number in range(6)]
+        made = make_sampler(name, space, [LOSS], SEED, earlier=known, **chosen)
+        return proposals(made, space, [LOSS], 8)
+
+    return {"many": run("freeze-thaw", SPACE), "counted": run("freeze-thaw", COUNTED)}
+
+
+def learning(chosen: Mapping[str, Any]) -> Any:
+    """Returns what two earlier studies teach, and proposals after it: where they are alike and where they mislead."""
+
+    def run(name: str, sign: float) -> Any:
+        studies = {f"study {seed}": _searched(seed, sign) for seed in (1, 2)}
+        knowledge = teach(SPACE, studies)
+        made = make_sampler(name, SPACE, [LOSS], SEED, [{"lr": 0.01}], knowledge=knowledge, **chosen)
+        return {"knowledge": knowledge, "asked": proposals(made, SPACE, [LOSS], 24)}
+
+    return {"alike": run("tpe", 1.0), "misleading": run("tpe", -1.0), "curves": run("freeze-thaw", 1.0)}
+
+
+def _searched(seed: int, sign: float) -> list[tuple[Mapping[str, Any], float]]:
+    """Returns the trials of a study that has searched at random."""
+    drawn = make_sampler("random", SPACE, [LOSS], seed)
+    places = [drawn.ask(number) for number in range(24)]
+    records = [ended(number, place, SPACE, [LOSS]) for number, place in enumerate(places)]
+    losses = [None if not record.values else [sign * (record.values[0] or 0.0)] for record in records]
+    return [(SPACE.decode(place.coordinates), loss) for place, loss in zip(places, regrets(losses), strict=True)]
 
 
 # --- A study

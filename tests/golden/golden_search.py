@@ -19,7 +19,7 @@ import golden_strategies
 
 from hpo.search.samplers.base import ask_seed
 from hpo.search.samplers.registry import SAMPLERS
-from hpo.search.strategies.base import STRATEGIES
+from hpo.search.strategies.registry import STRATEGIES
 
 
 def digests(part_versions: Mapping[str, int] | None = None, only: Collection[str] | None = None) -> dict[str, str]:
@@ -35,8 +35,11 @@ def digests(part_versions: Mapping[str, int] | None = None, only: Collection[str
         **{f"strategy {name}": partial(golden_strategies.strategy, name, chosen) for name in STRATEGIES},
         "space decoding": golden_space.decoding,
         "space priors": partial(golden_samplers.priors, chosen),
+        "space densities": golden_space.densities,
         "space rules": partial(golden_samplers.rules, chosen),
         "space duplicates": partial(golden_samplers.duplicates, chosen),
+        "warm start": partial(golden_samplers.warm_start, chosen),
+        "learning": partial(golden_samplers.learning, chosen),
         "search seeds": _seeds,
     }
     number = _to_6_digits if part_versions else float.hex

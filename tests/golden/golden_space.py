@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hpo import Bool, Choice, Float, Int
 from hpo.errors import SpaceError
+from hpo.space import densities as good_values
 from hpo.space.config import Raw, apply, as_json, assign, config_hash, flatten, from_json, resolve
 from hpo.space.dimension import Dimension
 from hpo.space.rules import parsed
@@ -162,7 +163,8 @@ def _grid(paths: Sequence[str], points: int) -> Any:
     """Returns the points of a grid over some dimensions, with the rules that name no others."""
     rules = [rule for rule in SPACE.rules if all(path in paths for path in parsed(rule).paths)]
     space = Space({path: SPACE.dimensions[path] for path in paths}, {"kind": "a"}, rules)
-    return [space.grid(number, points) for number in range(space.grid_size(points))]
+    grid = space.grid(points)
+    return [grid.point(number) for number in range(grid.size)]
 
 
 def _configuration() -> Any:
@@ -184,3 +186,18 @@ def _is_refused(path: str, value: str) -> bool:
     except SpaceError:
         return True
     return False
+
+
+def densities() -> Any:
+    """Returns draws by each density, in a range of numbers that holds it, in a narrower one and in steps."""
+    units = [0.0, *((4 * k + 1) / 64 for k in range(16))]
+    drawn: dict[str, Any] = {}
+    for name, density in good_values.densities().items():
+        low, middle, high = (density.value(share) for share in (0.0, 0.5, 1.0))
+        dimensions = {
+            "wide": Float(low / 2, high * 2, log=True, like=name),
+            "narrow": Float(low, middle, like=name, strength=1.0),
+            "whole": Int(1, max(2, round(high)), like=name),
+        }
+        drawn[name] = {title: [dimension.guided(u) for u in units] for title, dimension in dimensions.items()}
+    return drawn

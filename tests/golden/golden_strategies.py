@@ -15,7 +15,9 @@ from hpo.search.pareto import beyond
 from hpo.search.population.base import PopulationStrategy
 from hpo.search.promotion.base import PromotionStrategy, RungView
 from hpo.search.samplers.base import TrialRecord
-from hpo.search.strategies.base import Strategy, TableHistory, make_strategy
+from hpo.search.strategies.base import Strategy
+from hpo.search.strategies.registry import make_strategy
+from hpo.search.strategies.table_history import TableHistory
 from hpo.space.space import Space
 
 Curves = dict[int, list[tuple[int, Any]]]
@@ -36,6 +38,10 @@ SPECS: dict[str, list[dict[str, Any]]] = {
         {"lower": 0.2, "upper": 1.3, "n_warmup_epochs": 2, "interval": 3},
     ],
     "wilcoxon": [{"p_threshold": 0.1, "n_startup_epochs": 2}, {"p_threshold": 0.3, "n_startup_epochs": 4}],
+    "paired": [
+        {"parts": 5, "p_threshold": 0.05, "n_startup": 2},
+        {"parts": 8, "p_threshold": 0.3, "n_startup": 3},
+    ],
     "halving": [
         ASHA | {"early_stopping_rate": 0, "bootstrap": 0},
         ASHA | {"eta": 3, "early_stopping_rate": 1, "bootstrap": 3},
@@ -50,7 +56,8 @@ SPECS: dict[str, list[dict[str, Any]]] = {
     "pbt": [PBT, PBT | {"quantile": 0.5, "resample": 0.0, "perturb": ["lr", "layers", "name", "momentum"]}],
     "pb2": [PBT, PBT | {"interval": 1, "perturb": ["hidden", "layers", "lr", "momentum"]}],
 }
-RANKED = ("asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb")  # by the order of losses alone
+# These take constraints and several objectives.
+RANKED = ("paired", "asha", "halving", "hyperband", "asha-promote", "hyperband-promote", "bohb")
 
 
 def strategy(name: str, chosen: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from driven import driven
 from golden_task import MACHINES
 
 from hpo.declaration import identity
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
@@ -83,7 +83,7 @@ def tried(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def _run(ledger: Ledger, home: Home, name: str) -> dict[str, Any]:
     trials, overrides = SMALL[name]
     given = {path: str(_tiny_llama(home)) if value == "PATH" else value for path, value in overrides.items()}
-    request = RunRequest(home, reference=name, sampler="random", overrides=given)
+    request = request_of(home, reference=name, sampler="random", overrides=given)
     _, state = driven(ledger, request, trials=trials)
     assert state == "complete", f"study {name} is {state}"
     return told(ledger, name)
@@ -110,11 +110,11 @@ def told(ledger: Ledger, name: str) -> dict[str, Any]:
     trainer reports, with all digits."""
     with ledger.read() as connection:
         study = queries.study_row(connection, name)
-        rows = queries.trial_rows(connection, study["id"])
+        rows = queries.trial_rows(connection, study.id)
         trials: list[dict[str, Any]] = [
-            {"state": row["state"], "params": dict(sorted(row["params"].items())), "metrics": {}} for row in rows
+            {"state": row.state, "params": dict(sorted(row.params.items())), "metrics": {}} for row in rows
         ]
-        for number, key, _, _, value in sorted(queries.curves(connection, study["id"])):
+        for number, key, _, _, value in sorted(queries.curves(connection, study.id)):
             if not any(fnmatchcase(key, pattern) for pattern in MACHINES):
                 trials[number]["metrics"].setdefault(key, []).append(value)
         return {"digest": queries.digest(connection, study), "trials": trials}
@@ -128,7 +128,7 @@ def resumed(place: Path) -> dict[str, Any]:
 def _resumed(home: Home) -> str:
     identity._modified = dict  # it is this run that shows whether modified code behaves as was recorded
     with closing(Ledger(home.storage, create=False, upgrade=True)) as ledger:
-        name, state = driven(ledger, RunRequest(home, name=home_asset.INTERRUPTED))
+        name, state = driven(ledger, request_of(home, name=home_asset.INTERRUPTED))
         assert state == "complete", f"study {name} is {state}"
         with ledger.read() as connection:
             return queries.digest(connection, queries.study_row(connection, name))

@@ -27,8 +27,8 @@ import hpo
 import trainer.errors
 from hpo import errors
 from hpo.child_process import AFRESH, FAULT
+from hpo.cli.commands import Commands
 from hpo.cli.main import app
-from hpo.cli.options import Commands
 from hpo.driver.signals import Signals
 from hpo.workers.worker import FENCED
 from trainer.runtime.failpoint import NAMES

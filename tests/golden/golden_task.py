@@ -21,7 +21,7 @@ from trainer.checkpoint.store import CheckpointStore
 from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.loop import fit
-from trainer.report import CONTINUE, CheckpointRef, Silent, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Report, Silent, Verdict
 from trainer.task import Loss, Task
 
 MACHINES = ("time/*", "system/*", "*per_sec", "train/mfu", "train/gpu_util")  # metrics that the machine decides
@@ -122,18 +122,11 @@ class Recorder(Silent):
         self._reads += 1
         return self._reads == self._leave_at
 
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        self.reports.append([step, epoch, fold, lasting(metrics)])
-        if checkpoint is not None:
-            self.committed.insert(0, checkpoint)
+    def report(self, report: Report) -> Verdict:
+        epoch = report.epoch
+        self.reports.append([report.step, epoch, report.fold, lasting(report.metrics)])
+        if report.checkpoint is not None:
+            self.committed.insert(0, report.checkpoint)
         return CONTINUE if epoch is None or self._verdict is None else self._verdict(epoch)
 
     def event(self, kind: str, **fields: Any) -> None:

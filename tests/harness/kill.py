@@ -24,6 +24,7 @@ import pytest
 import sqlalchemy as sa
 import warm
 from once import once
+from processes import runs
 from sqlalchemy import exists, func, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import SADeprecationWarning
@@ -32,8 +33,8 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.ledger import Ledger
+from hpo.ledger.database.tables import attempts, checkpoints, reports, trials, workers
 from hpo.ledger.process_id import start_time
-from hpo.ledger.tables import attempts, checkpoints, reports, trials, workers
 from hpo.storage.home import Home
 
 STUDY = Path(__file__).with_name("tiny_study.py")
@@ -55,7 +56,7 @@ LOST = {
     "mirror": 0,
     "prepared": 0,
 }  # attempts that end with what is killed
-PROGRAM = "command_script.py"
+PROGRAMS = ("command_script.py", "patterns_script.py")
 _started: list[subprocess.Popen[str]] = []
 T = TypeVar("T")
 
@@ -145,8 +146,8 @@ class Run:
             return []
 
     def writable(self) -> bool:
-        """Whether nobody holds the ledger's write lock for as long as a second."""
-        connection = sqlite3.connect(self.home / "ledger.db", timeout=1, isolation_level=None)
+        """Takes the ledger's write lock and lets it go again; False where another process keeps it for 0.1 s."""
+        connection = sqlite3.connect(self.home / "ledger.db", timeout=0.1, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
@@ -232,13 +233,13 @@ def pid_of(target: str, run: Run, driver: subprocess.Popen[str], rng: random.Ran
         "mirror": "hpo.tracking.mirror_process",
         "prepared": "hpo.workers.prepared",
     }[target]
-    pids = sorted(child.pid for child in children if module in _words(child))
+    pids = sorted(child.pid for child in children if runs(child, module))
     return rng.choice(pids) if pids else None
 
 
 def _is_program(process: psutil.Process) -> bool:
     """Whether it runs the script of a command's study itself, and does not only watch who does."""
-    return _words(process)[1:2] == [PROGRAM]
+    return _words(process)[1:2] in ([program] for program in PROGRAMS)
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -254,8 +255,9 @@ def check_sound(run: Run, golden: str, lost: int) -> None:
     status = run.status()
     assert status["state"] == "complete"
     assert status["digest"] == golden
-    told = sorted(place for (place,) in run.query(select(trials.c.told)))
-    assert told == list(range(run.trials)), "every trial is told once"
+    rows = run.query(select(trials.c.told, trials.c.state))
+    told = sorted(place for place, state in rows if state != "paused")
+    assert len(rows) == run.trials and told == list(range(len(told))), "every trial that has ended is told once"
     trained = len(run.home.with_suffix(".steps").read_text().split())
     due = run.work.each_epoch * sum(epochs for (epochs,) in run.query(select(trials.c.epoch - trials.c.from_epoch)))
     retrained = trained - due
@@ -287,21 +289,22 @@ def wait_for_progress(run: Run, driver: subprocess.Popen[str], target: str, valu
         time.sleep(0.01)
 
 
-def stop_in_a_trial(run: Run) -> tuple[int, int, int]:
+def stop_in_a_trial(run: Run, *condition: sa.ColumnElement[bool]) -> tuple[int, int, int]:
     """SIGSTOP a worker that has reported and saved in its trial: its pid, the trial, the attempt's fence.
 
-    Not within a write transaction: SQLite's lock would be stopped with it, and everybody would wait for that.
+    It holds no write lock then: everybody would wait for a lock whose holder is stopped, and lose their leases.
     """
     a = attempts.c
     wrote = [exists().where(t.c.trial_id == a.trial_id, t.c.fence == a.fence) for t in (reports, checkpoints)]
-    busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote)
+    busy = select(workers.c.pid, a.trial_id, a.fence).join(attempts).where(a.outcome.is_(None), *wrote, *condition)
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
-        for pid, trial_id, fence in run.query(busy):
+        for pid, trial_id, fence in run.glance(busy):
             os.kill(pid, signal.SIGSTOP)
-            if (pid, trial_id, fence) in run.query(busy) and run.writable():
+            if (pid, trial_id, fence) in run.glance(busy) and run.writable():
                 return pid, trial_id, fence
             os.kill(pid, signal.SIGCONT)
+        time.sleep(0.02)
     raise AssertionError("no worker has reported and saved anything")
 
 

@@ -52,8 +52,8 @@ def task():
 
     update = Lane.update
 
-    def logged(lane, lr, *, alone):
-        update(lane, lr, alone=alone)
+    def logged(lane, lr, *, solo):
+        update(lane, lr, solo=solo)
         if log := os.environ.get("TINY_LOG"):
             with open(log, "a") as file:
                 file.write("step\n")

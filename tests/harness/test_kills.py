@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -30,10 +31,12 @@ from kill import (
     wait_for_progress,
     wait_until,
 )
+from processes import processes_of, runs
 from sqlalchemy import String, select
 
 import hpo as library
-from hpo.ledger.tables import attempts, checkpoints, events, reports, workers
+from hpo.ledger.database.tables import attempts, checkpoints, events, reports, workers
+from hpo.storage.home import Home
 from hpo.workers.worker import FENCED
 from trainer.runtime import failpoint
 
@@ -45,6 +48,8 @@ ASYNCHRONOUS = ("-o", "train.checkpoint.asynchronous=true")  # which is no part 
 ASYNCHRONOUS_POINTS = ("checkpoint.after_copy", "checkpoint.before_commit")  # which other saves do not pass
 PROMOTING = ("--strategy", "asha-promote", "--workers", "1", "--window", "1", *AT_ONCE)
 PROMOTION_POINTS = ("driver.after_thaw", "driver.after_retire")  # which no strategy that only stops passes
+PAUSING = ("--strategy", "asha-promote", "--order", "ordered", "--window", "4", *AT_ONCE)
+SAMPLED_STEPS = {"driver.after_thaw": 2, "worker.after_finish": 3}
 POPULATION = {"study": Path(__file__).with_name("population_study.py"), "trials": 12}
 BREEDING = ("--workers", "2", "--sampler", "random", *AT_ONCE)
 ONE_SIZE = {"train.lanes": LANES, "model.hidden_size": 8}  # trials of several sizes would train one by one
@@ -58,7 +63,7 @@ LANES_STUDY = {
 FUNCTION = {"study": Path(__file__).with_name("function_study.py"), "work": Work("steps", STEPS, 2 * STEPS)}
 COMMAND = {"study": Path(__file__).with_name("command_study.yaml"), "work": Work("steps", STEPS, 2 * STEPS)}
 OF_SEVERAL = ("worker.after_claim", "driver.after_ask", "driver.after_tell")  # trials at once, so passed twice at least
-_ELSEWHERE = ("removal.", "promote.", "alerts.", "mirror.after_append")  # which a run by itself does not pass
+_ELSEWHERE = ("removal.", "promote.", "alerts.", "mirror.after_append", "reconcile.")  # which a run does not pass
 NAMES = [name for name in failpoint.NAMES if not name.startswith(_ELSEWHERE)]
 SAVING = ("checkpoint.", "retention.", "worker.")
 
@@ -71,6 +76,11 @@ def golden(tmp_path_factory, process) -> Golden:
 @pytest.fixture(scope="session")
 def promoted(tmp_path_factory, process) -> Golden:
     return shared_golden(tmp_path_factory, "promoted", *PROMOTING)
+
+
+@pytest.fixture(scope="session")
+def paused(tmp_path_factory, process) -> Golden:
+    return shared_golden(tmp_path_factory, "paused", *PAUSING, "--workers", "1")
 
 
 @pytest.fixture(scope="session")
@@ -279,6 +289,31 @@ def test_a_kill_anywhere_among_promotions_changes_nothing(tmp_path, promoted, na
     check_kills_among_promotions(tmp_path, promoted, {name: hit})
 
 
+def check_kills_among_steps(tmp_path, paused, points: dict[str, int]) -> None:
+    """Trials pause in order: two workers, and three after a kill, train what one does."""
+    run = Run(tmp_path / "home", extra=(*PAUSING, "--workers", "2"), resumed=("--workers", "3"))
+    check_kills(run, paused, points)
+
+
+@pytest.mark.usefixtures("process")
+def test_kills_among_steps_change_nothing(tmp_path, paused):
+    check_kills_among_steps(tmp_path, paused, SAMPLED_STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in NAMES
+        if name.startswith(("driver.", "worker.")) and name not in ("driver.after_retire", "driver.after_tell")
+    ],  # nothing is retired, and few trials end
+)
+def test_a_kill_anywhere_among_steps_changes_nothing(tmp_path, paused, name, hit):
+    check_kills_among_steps(tmp_path, paused, {name: hit})
+
+
 @pytest.mark.usefixtures("process")
 def test_kills_around_exploits_change_nothing(tmp_path, bred):
     """Before a generation is seen to have ended, once the next one is asked for, and as one of it begins."""
@@ -375,25 +410,61 @@ def exit_code(pid: int) -> int:
 
 @pytest.mark.usefixtures("process")
 def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
+    """One that has joined: its driver does not kill it, so that it may go on at any time."""
+    run = Run(tmp_path / "home", extra=("--workers", "1", "--window", "4", "-o", "pause=0.03"))
+    run.environ["HPO_LEASE_SECONDS"] = "2"
+    driver = run.run()
+    first_claim(run, driver)
+    joined = run.start("worker", "--study", run.name, "--storage", Home(run.home).storage)
+    pid, trial_id, fence = stop_in_a_trial(run, workers.c.pid == joined.pid)
+    stopped = (attempts.c.trial_id == trial_id, attempts.c.fence == fence)
+    lost = select(attempts.c.fence).where(*stopped, attempts.c.outcome == "lost")
+    wait_until(lambda: run.glance(lost), driver)  # a silent worker does not keep its trial
+    before = rows_of(run, trial_id, fence)
+    assert all(before), list(map(len, before))
+    os.kill(pid, signal.SIGCONT)
+    run.finished(joined, FENCED)
+    assert rows_of(run, trial_id, fence) == before
+    said = run.finished(driver)
+    assert re.search(rf"worker pid {pid} on \S+ has been silent for 2 s: see there why it hangs\.", said)
+    assert rows_of(run, trial_id, fence) == before
+    check_sound(run, golden.digest, lost=2)  # what the others trained again, and what it did before it knew
+
+
+@pytest.mark.usefixtures("process")
+def test_workers_that_are_stopped_for_ever_are_named_killed_and_replaced(tmp_path, golden):
     run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
     run.environ["HPO_LEASE_SECONDS"] = "2"
     driver = run.run()
     first_claim(run, driver)
-    wait_for_progress(run, driver, "worker", 4, random.Random(0))
-    pid, trial_id, fence = stop_in_a_trial(run)
-    lost = select(events.c.id).where(events.c.kind == "worker_lost", events.c.trial_id == trial_id)
-    wait_until(lambda: run.glance(lost), driver)  # a silent worker does not keep its trial
-    before = rows_of(run, trial_id, fence)
-    assert all(before), list(map(len, before))
-    driver.send_signal(signal.SIGSTOP)  # so that it does not reap the worker
-    os.kill(pid, signal.SIGCONT)
-    assert gone([pid], 120), "a fenced worker goes on"
-    assert exit_code(pid) == FENCED
-    driver.send_signal(signal.SIGCONT)
-    assert rows_of(run, trial_id, fence) == before
-    run.finished(driver)
-    assert rows_of(run, trial_id, fence) == before
-    check_sound(run, golden.digest, lost=2)  # what the others trained again, and what it did before it knew
+    pid = wait_for_progress(run, driver, "worker", 4, random.Random(0))
+    stopped = [child.pid for child in psutil.Process(driver.pid).children() if runs(child, "hpo.workers.worker")]
+    assert pid in stopped
+    for worker in stopped:  # wherever they are, in a transaction too: SQLite's lock is stopped with it
+        os.kill(worker, signal.SIGSTOP)
+    said = run.finished(driver)
+    assert gone(stopped)
+    for worker in stopped:
+        assert re.search(rf"worker pid {worker} .* for 2 s.*: it is killed, and another takes its place\.", said), said
+    check_sound(run, golden.digest, lost=2)
+
+
+@pytest.mark.usefixtures("process")
+def test_sigterm_to_all_processes_at_once_leaves_a_study_that_resumes(tmp_path, golden):
+    """As a container or a unit of systemd is stopped: MLflow gets all the same what workers report as they leave."""
+    run = Run(tmp_path / "home", extra=("--workers", "2", "--window", "4", "-o", "pause=0.03"))
+    driver = run.run()
+    first_claim(run, driver)
+    wait_for_progress(run, driver, "mirror", golden.values // 3, random.Random(0))
+    for process in processes_of(driver.pid):
+        process.terminate()
+    said = run.finished(driver, 128 + signal.SIGTERM)
+    assert "goes on from the last checkpoints" in said and "Traceback" not in said
+    if "behind" in said:  # the mirror had no processor in time, and the run says so
+        run.says("sync")
+    assert run.status()["state"] == "interrupted" and run.says("verify").startswith("0 differences")
+    run.finished(run.resume())
+    check_sound(run, golden.digest, lost=0)
 
 
 @pytest.mark.usefixtures("process")

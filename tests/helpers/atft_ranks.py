@@ -11,7 +11,7 @@ from studies.atft.config import Config
 from studies.atft.task import AtftTask
 from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
-from trainer.report import CONTINUE
+from trainer.report import CONTINUE, Report
 
 CONFIG: dict[str, Any] = {
     "data": {
@@ -31,8 +31,8 @@ def run(directory: str, parallel: Mapping[str, Any], **model: Any) -> dict[str, 
     config = Config.model_validate(given)
     found: dict[str, float] = {}
 
-    def report(step: int, values: Mapping[str, float], **_: Any) -> Any:
-        found.update({name: value for name, value in values.items() if name.startswith(("train/loss", "val/"))})
+    def report(report: Report) -> Any:
+        found.update({name: value for name, value in report.metrics.items() if name.startswith(("train/loss", "val/"))})
         return CONTINUE
 
     reporter: Any = SimpleNamespace(preempted=False, report=report, event=lambda kind, **_: None)

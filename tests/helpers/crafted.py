@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from hpo.ledger import Ledger, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import tables
 from hpo.space import trial_state
 
 SPEC: dict[str, Any] = {

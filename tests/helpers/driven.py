@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from hpo.driver.loop import Driver
@@ -25,7 +27,7 @@ def driven(
 
     `options` are those of the run (`trials`, `epochs`, ...); `tick` is called between a driver's rounds.
     """
-    resolved = declare(request, ledger, workers=workers)
+    resolved = declare(request, ledger, workers, lambda notice: print(notice, file=sys.stderr))
     home = request.home
     driver = Driver(
         ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, **options), executor or Inline()
@@ -35,3 +37,24 @@ def driven(
         return resolved.spec.name, driver.run(lambda: tick(driver))
     finally:
         driver.release()
+
+
+def turn(driver: Driver) -> bool:
+    """Has a driver observe, decide and commit once, as before each step of its workers; whether the study is done."""
+    while True:
+        driver.study.observe()
+        actions = driver.study.frontier.next()
+        driver.study.commit(actions)
+        if not actions.retire:
+            return actions.done
+
+
+def stopping(after: int) -> Callable[[Driver], None]:
+    """Returns a tick that asks the driver to stop the `after`-th time that it is called."""
+    ticks = count(1)
+
+    def tick(driver: Driver) -> None:
+        if next(ticks) == after:
+            driver.request_stop()
+
+    return tick

@@ -8,7 +8,7 @@ from crafted import open_crafted, put_trial
 from sqlalchemy import update
 
 from hpo.analysis.report import data
-from hpo.ledger import tables
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 EVIL = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "</script><script>alert(3)</script>"]

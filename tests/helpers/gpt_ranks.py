@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from studies.gpt.config import Config
 from studies.gpt.task import GptTask
 from trainer.checkpoint.store import CheckpointStore, load
 from trainer.loop import fit
-from trainer.report import CONTINUE
+from trainer.losses import vocabulary
+from trainer.report import CONTINUE, Report
 
 CONFIG: dict[str, Any] = {
     "data": {"corpus": {"general": 60, "target": 30}},
@@ -28,16 +30,23 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def run(directory: str, parallel: Mapping[str, Any], **model: Any) -> dict[str, Any]:
-    """The metrics of both epochs, what the model wrote, and the weights at the end."""
+def run(directory: str, parallel: Mapping[str, Any], *, block: int | None = None, **model: Any) -> dict[str, Any]:
+    """Returns the metrics of both epochs, what the model wrote, and the weights at the end.
+
+    With `block`, the model computes its loss itself, of so many tokens at a time.
+    """
+    if block is not None:
+        with patch.multiple(vocabulary, LARGE=1, _BLOCK=257 * block):
+            return run(directory, parallel, **model)
     given = CONFIG | {"train": CONFIG["train"] | {"parallel": dict(parallel)}, "model": CONFIG["model"] | model}
     config = Config.model_validate(given)
     metrics: list[dict[str, float]] = []
     committed, written = [], {}
 
-    def report(step: int, values: Mapping[str, float], *, checkpoint: Any = None, **_: Any) -> Any:
-        metrics.append({name: value for name, value in values.items() if name.startswith(("train/loss", "val/"))})
-        committed.extend([checkpoint] if checkpoint else [])
+    def report(report: Report) -> Any:
+        shown = report.metrics.items()
+        metrics.append({name: value for name, value in shown if name.startswith(("train/loss", "val/"))})
+        committed.extend([report.checkpoint] if report.checkpoint else [])
         return CONTINUE
 
     def artifact(path: Path, name: str | None = None) -> None:

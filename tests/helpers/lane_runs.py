@@ -129,7 +129,7 @@ def each(reports: Sequence[tuple[Reporter, Report]], wait: bool) -> list[Any]:
     answers: list[Any] = []
     for reporter, report in reports:
         try:
-            answers.append(reporter.report(**vars(report)))
+            answers.append(reporter.report(report))
         except Fenced as error:
             answers.append(error)
     return answers

@@ -10,7 +10,7 @@ from places import HARNESS
 from sqlalchemy import select
 from study_runs import query
 
-from hpo.ledger.tables import attempts, reports, trials
+from hpo.ledger.database.tables import attempts, reports, trials
 from hpo.storage.home import Home
 
 LANES = HARNESS / "lanes_study.py"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from hpo import load
 from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
-from trainer.report import CONTINUE
+from trainer.report import CONTINUE, Report
 
 CONFIG: dict[str, Any] = {
     "data.generated": 66,  # 53 to train on: four windows of an epoch, the last of which has 5 samples
@@ -27,8 +26,9 @@ def run(directory: str, study: str, **overrides: Any) -> list[dict[str, float]]:
     given = load(study).configure(CONFIG | drawn | overrides)
     metrics: list[dict[str, float]] = []
 
-    def report(step: int, values: Mapping[str, float], **_: Any) -> Any:
-        metrics.append({name: value for name, value in values.items() if name.startswith(("train/loss", "val/"))})
+    def report(report: Report) -> Any:
+        shown = report.metrics.items()
+        metrics.append({name: value for name, value in shown if name.startswith(("train/loss", "val/"))})
         return CONTINUE
 
     reporter: Any = SimpleNamespace(

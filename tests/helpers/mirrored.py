@@ -13,13 +13,14 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from hpo.ledger import Ledger, claims, tables, tags, transactions
+from hpo.ledger import Ledger, checkpoints, claims, tags, transactions
+from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.tracking import mirror_process
-from hpo.tracking.mlflow import MlflowTracker
-from trainer.report import CheckpointRef, Outcome, Verdict
+from hpo.tracking.mlflow.tracker import MlflowTracker
+from trainer.report import CheckpointRef, Outcome, Report, Verdict
 
 ME = Process.current()
 SPEC = {
@@ -83,18 +84,13 @@ class Made:
         checkpoint: CheckpointRef | None = None,
     ) -> None:
         checkpoint = checkpoint and replace(checkpoint, metrics=metrics)
-        lane = transactions.TrialReport(
+        told = transactions.TrialReport(
             taken,
-            step,
-            metrics,
-            epoch=epoch,
-            fold=fold,
-            checkpoint=checkpoint,
-            checkpoint_path=checkpoint.path.name if checkpoint else "",
+            Report(step, metrics, epoch, checkpoint, fold),
             decide=(lambda connection: Verdict("stop", step, stop)) if stop else None,
             strategy="asha",
         )
-        self.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
+        self.ledger.transact(lambda connection: transactions.commit(connection, [told]))
 
     def tag(self, number: int, **given: str | None) -> None:
         """Tags of a trial, or of the study (-1); None removes one."""
@@ -130,7 +126,7 @@ class Made:
 
     def drop(self, taken: claims.Claim, ref: CheckpointRef, state: str = "deleted") -> None:
         """Retention, or the finding that a checkpoint is damaged: the row first, then the files."""
-        self.ledger.transact(lambda c: transactions.set_checkpoints(c, taken, {ref.path.name: {"state": state}}))
+        self.ledger.transact(lambda c: checkpoints.change(c, taken, {ref.path.name: {"state": state}}))
         if state == "deleted":
             for file in ref.path.iterdir():
                 file.unlink()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from hpo.search.strategies.base import History
+from hpo.search.strategies.base import BaseStrategy, History
 from trainer.report import CONTINUE, Verdict
 
 
-class PauseAtOne(BaseModel):
+class PauseAtOne(BaseStrategy):
     """Every trial pauses at epoch 1."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: Literal["pausing"] = "pausing"
 
     def wants(self, epoch: int) -> bool:
@@ -23,10 +20,9 @@ class PauseAtOne(BaseModel):
         return Verdict("pause", reason="at its rung")
 
 
-class RestartOne(BaseModel):
+class RestartOne(BaseStrategy):
     """Trial 1 goes on, at epoch 2, from the last checkpoint of trial 0 with other parameters."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: Literal["restarting"] = "restarting"
 
     def wants(self, epoch: int) -> bool:

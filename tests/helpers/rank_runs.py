@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +22,14 @@ from trainer_runs import Killed, Toy, Trial
 from trainer.checkpoint import files
 from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.store import load
-from trainer.checkpoint.stored import Part
+from trainer.checkpoint.stored_tensors import Part
+from trainer.distributed.follow import follow
 from trainer.distributed.group import Several
 from trainer.distributed.member import this
-from trainer.distributed.node_server import Server
+from trainer.distributed.nodes import Nodes
 from trainer.errors import ConfigError
 from trainer.metrics.meter import Meter
-from trainer.optim.kept import Kept
+from trainer.optim.optimizer_state import Kept
 from trainer.report import Verdict
 from trainer.runtime.window import Window
 from trainer.task import Loss
@@ -613,4 +613,6 @@ class Head(nn.Module):
 
 
 if __name__ == "__main__":  # a node but the first, of test_nodes.py
-    Server("rank_runs:runs", sys.argv[1], {}).serve()
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+    follow(Nodes.of_torchrun(), "rank_runs:runs", {}, lambda: bool(asked))

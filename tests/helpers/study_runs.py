@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
+
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
+from hpo.declaration.goal import NO_GOAL
 from hpo.driver.loop import Driver
-from hpo.driver.request import DriverOptions, RunRequest
+from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
@@ -23,10 +27,20 @@ def refused(result, code: int) -> str:
     return result.stderr
 
 
-def make(home: Home, executor=None, *, trials=None, epochs=None, seconds=None, allow_drift=False, **request) -> Driver:
+def make(
+    home: Home,
+    executor=None,
+    *,
+    trials=None,
+    epochs=None,
+    seconds=None,
+    goal=NO_GOAL,
+    allow_drift=False,
+    **request,
+) -> Driver:
     ledger = Ledger(home.create().storage)
-    resolved = declare(RunRequest(home, **request), ledger, workers=1)
-    bounds = {"trials": trials, "epochs": epochs, "seconds": seconds}
+    resolved = declare(request_of(home, **request), ledger, 1, lambda notice: print(notice, file=sys.stderr))
+    bounds = {"trials": trials, "epochs": epochs, "seconds": seconds, "goal": goal}
     options = DriverOptions(home, ledger.url, home.tracking_uri, **bounds, allow_drift=allow_drift, lease_timeout=20)
     return Driver(ledger, resolved, options, executor or Inline())
 
@@ -54,6 +68,16 @@ def known(home: Home) -> tuple[str, queries.Status]:
     with Ledger(home.storage).read() as connection:
         [name] = queries.study_names(connection)
         return queries.digest(connection, queries.study_row(connection, name)), queries.status(connection, name)
+
+
+def digest(home: Home, study: str) -> str:
+    with closing(Ledger(home.storage, create=False)) as ledger, ledger.read() as connection:
+        return queries.digest(connection, queries.study_row(connection, study))
+
+
+def studies(home: Home) -> list[str]:
+    with closing(Ledger(home.storage, create=False)) as ledger, ledger.read() as connection:
+        return queries.study_names(connection)
 
 
 def query(home: Home, statement):

@@ -9,7 +9,7 @@ from places import HARNESS
 from sqlalchemy import select
 
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
 
@@ -36,7 +36,7 @@ def drive(
     """Drive the tiny study to its end or its interruption: the ledger, and the state it is left in."""
     ledger = Ledger(home.create().storage)
     options = {**(bound or {"trials": 14}), "allow_drift": allow_drift, "lease_timeout": 20}
-    request = RunRequest(home, reference=reference, **flags)
+    request = request_of(home, reference=reference, **flags)
     return ledger, driven(ledger, request, executor, workers=workers, tick=tick, **options)[1]
 
 

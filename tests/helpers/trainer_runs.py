@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer.config import TrainConfig
 from trainer.data import TensorDataset
 from trainer.errors import Stopped
 from trainer.loop import fit
-from trainer.report import CONTINUE, CheckpointRef, Outcome, Verdict
+from trainer.report import CONTINUE, CheckpointRef, Outcome, Report, Verdict
 from trainer.task import Loss, Task
 
 
@@ -83,16 +83,9 @@ class MemoryReporter:
         self.reads += 1
         return self.cut(self.reads)
 
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        for key, value in metrics.items():
+    def report(self, report: Report) -> Verdict:
+        step, epoch = report.step, report.epoch
+        for key, value in report.metrics.items():
             if (step, key) in self.values:
                 self.replayed.add(step)
             first = self.values.setdefault((step, key), value)
@@ -100,10 +93,10 @@ class MemoryReporter:
                 assert repr(first) == repr(value), f"{key} at step {step} was {first!r} and is {value!r} in a replay"
         if epoch is not None:
             self.epochs[step] = epoch
-        if checkpoint is not None:
-            self.committed.insert(0, checkpoint)
+        if report.checkpoint is not None:
+            self.committed.insert(0, report.checkpoint)
         if epoch is not None and self.verdict is not None:
-            self.decisions.setdefault(step, self.verdict(step, metrics, epoch))
+            self.decisions.setdefault(step, self.verdict(step, report.metrics, epoch))
         self.after_commit(step)
         return self.decisions.get(step, CONTINUE) if epoch is not None else CONTINUE
 

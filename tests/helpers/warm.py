@@ -41,7 +41,6 @@ MODULES = (
     "rank_runs",
 )
 PRELOADED = (
-    "torch.distributed.elastic.agent.server.api",
     "torch._dynamo",
     "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "torch.distributed.fsdp",
@@ -73,13 +72,13 @@ PRELOADED = (
     "hpo.driver.loop",
     "hpo.workers.attempt",
     "hpo.workers.lanes",
-    "hpo.workers.joined",
+    "hpo.workers.manual_worker",
     "hpo.workers.ranks",
     "hpo.workers.reporter",
     "hpo.storage.gc",
     "hpo.verify",
     "hpo.tracking.mirror",
-    "hpo.tracking.mlflow",
+    "hpo.tracking.mlflow.tracker",
     "hpo.workers.executors.local",
     "hpo.workers.executors.inline",
     "hpo.search.samplers.registry",

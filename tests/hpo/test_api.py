@@ -26,7 +26,7 @@ from hpo.cli.main import app
 from hpo.declaration.references import load
 from hpo.errors import DriftError, UserError
 from hpo.ledger import Ledger
-from hpo.ledger.tables import events
+from hpo.ledger.database.tables import events
 from hpo.storage.home import Home
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
@@ -74,7 +74,8 @@ def options(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["run", "resume"])
 def test_every_option_of_the_command_is_an_argument(name):
-    assert {*inspect.signature(getattr(hpo, name)).parameters} == options(name) - {"help", "json"} | {"progress"}
+    of_the_command = options(name) - {"help", "json", "log_format", "declaration"}  # these are of the command line
+    assert {*inspect.signature(getattr(hpo, name)).parameters} == of_the_command | {"progress"}
 
 
 def test_the_handle_says_what_the_commands_say(found):
@@ -90,7 +91,7 @@ def test_trials_are_a_frame_of_what_each_came_to(found):
     frame = found.trials()
     assert [*frame.columns] == [
         *("number", "state", "value", "params.lr", "params.momentum", "metrics.train/error", "metrics.val/loss"),
-        *("judged_epoch", "epoch", "step", "seconds", "reason", "checkpoint"),
+        *("judged_epoch", "epoch", "step", "seconds", "reason", "checkpoint", "checkpoint_epoch"),
     ]
     assert [*frame["number"]] == [*range(10)]
     for row in frame.to_dict("records"):
@@ -99,6 +100,7 @@ def test_trials_are_a_frame_of_what_each_came_to(found):
         assert row["value"] == trial["values"]["val/loss"] == row["metrics.val/loss"]
         assert row["seconds"] == trial["seconds"] > 0
         assert Path(row["checkpoint"]).is_dir()
+        assert row["checkpoint_epoch"] in [one["epoch"] for one in trial["checkpoints"] if one["state"] == "kept"]
         assert bool(row["reason"]) == (row["state"] == "pruned")
     assert {*frame["state"]} == {"complete", "pruned"}
 
@@ -125,7 +127,7 @@ def test_its_pictures_are_plotly_figures_and_optuna_has_it_too(found):
 
     assert isinstance(found.plot("history"), Figure)
     assert len(found.to_optuna().trials) == 10
-    with pytest.raises(UserError, match="there is no plot 'histry': choose of history"):
+    with pytest.raises(UserError, match="plot 'histry' does not exist: choose of history"):
         found.plot("histry")
     assert "<table" in (shown := found._repr_html_()) and "tiny: complete" in shown
     assert 'src="http' not in shown, "a page that asks nothing of the network"
@@ -257,6 +259,17 @@ def test_a_script_without_a_guard_is_told_to_have_one(tmp_path):
     assert 'put the call under `if __name__ == "__main__":`.' in ran.stderr
 
 
+def test_a_resume_at_module_level_is_told_the_same(tmp_path):
+    """Each import would resume the study, which imports its file, for ever."""
+    words = script(tmp_path)
+    assert ended(words).returncode == 0
+    file = Path(words[-1])
+    file.write_text(file.read_text().partition(GUARD)[0] + f"hpo.resume(home={str(tmp_path / 'home')!r}, trials=9)\n")
+    ran = ended(words)
+    assert ran.returncode != 0
+    assert "hpo.resume is called while the study's file is imported" in ran.stderr
+
+
 def test_ctrl_c_ends_a_script_gracefully_and_resume_goes_on(tmp_path):
     running = subprocess.Popen(
         script(tmp_path, pause=0.2, trials=6),
@@ -303,6 +316,8 @@ except hpo.errors.UserError as error:
     print(error)
 print(hpo.run(parabola, trials=2, home={home!r}, progress=False).state)
 print(hpo.resume(home={home!r}, trials=3, progress=False).status().trials["complete"])
+print(hpo.resume(parabola, home={home!r}, trials=4, progress=False).status().trials["complete"])
+print(hpo.open(parabola, home={home!r}).status().trials["complete"])
 """
 
 
@@ -312,20 +327,23 @@ def test_a_function_of_a_prompt_trains_in_its_process(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-"], input=code, env=environment(), capture_output=True, text=True, timeout=200
     )
-    refused, state, count = ran.stdout.splitlines()
+    refused, state, *counts = ran.stdout.splitlines()
     assert "is defined in a notebook, which other processes cannot import: write it to a file" in refused
-    assert (state, count) == ("complete", "3"), ran.stderr
+    assert (state, *counts) == ("complete", "3", "4", "4"), ran.stderr
     with pytest.raises(UserError, match="defined in a notebook"):
-        hpo.resume(home=tmp_path / "home", trials=4, progress=False)
+        hpo.resume(home=tmp_path / "home", trials=5, progress=False)
 
 
 def test_what_is_no_study_is_refused(tmp_path):
     def train(trial):
         pass
 
-    with pytest.raises(UserError, match=r"train is no study: put @hpo.study\(space=..., minimize=...\) above it"):
+    with pytest.raises(UserError, match=r"train is not a study: put @hpo.study\(space=..., minimize=...\) above it"):
         hpo.run(train, trials=1, home=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="trials='six': give a whole number from 1"):
         hpo.run(STUDY, trials="six", home=tmp_path / "home")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"is new: say how far it is to go, by trials=, epochs= or time=\."):
+    with pytest.raises(
+        UserError,
+        match=r"is new: say how far it is to go, by trials=, epochs=, time=, target=, patience= or stop_when=\.",
+    ):
         hpo.run(STUDY, home=Home.at(tmp_path / "home").root, progress=False)

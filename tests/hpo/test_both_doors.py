@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import hpo
@@ -32,6 +34,9 @@ class Config(BaseModel):
     sizes: tuple[int, ...] = (1,)
     kind: Literal["wide", "deep"] = "wide"
     weights: dict[str, float] = {"a": 1.0}
+    labels: dict[str, str] = {}
+    level: int | str = 1
+    code: Literal["1", "2"] = "1"
     train: TrainConfig = TrainConfig(num_epochs=2)
 
 
@@ -55,7 +60,7 @@ STUDY = Study(
 )
 """
 
-# -o PATH=VALUE, and the value in Python. A field of text takes what is typed as it stands: title=8 is "8".
+# -o PATH=VALUE, and the value in Python. A field of text takes what is typed as it stands, and a number as its text.
 ACCEPTED = [
     ("size=8", 8),
     ("size=8", "8"),
@@ -66,6 +71,12 @@ ACCEPTED = [
     ("rate=0.5", np.float64(0.5)),
     ("title=b", "b"),
     ("title=8", "8"),
+    ("title=8", 8),
+    ("title=8", np.int64(8)),
+    ("title=0.5", 0.5),
+    ("title=007", "007"),
+    ("labels.a=8", 8),
+    ("labels.a=8", "8"),
     ("title=null", "null"),
     ("title=a: b", "a: b"),
     ("title='{a: b}'", "{a: b}"),
@@ -81,6 +92,9 @@ ACCEPTED = [
     ("weights={b: 2}", {"b": 2}),
     ("weights={}", {}),
     ("weights.b=2", 2.0),
+    ("level=8", 8),
+    ("level=0.5", 0.5),
+    ("code=2", 2),
     ("train.optim={lr: 0.1}", {"lr": 0.1}),
     ("train.optim={name: sgd, momentum: 0.5}", {"name": "sgd", "momentum": 0.5}),
     ("train={optim: {name: sgd}, num_epochs: 3}", {"optim": {"name": "sgd"}, "num_epochs": 3}),
@@ -105,6 +119,8 @@ REFUSED = [
     ("sizes=[1, x]", [1, "x"]),
     ("kind=flat", "flat"),
     ("weights={b: x}", {"b": "x"}),
+    ("code=3", 3),
+    ("labels={a: [1]}", {"a": [1]}),
     ("train.num_epochs=0", 0),
     ("train.num_epochs=3000000000", 3_000_000_000),
     ("train.optim.lr.x=1", 1),
@@ -166,6 +182,23 @@ def test_an_override_that_is_refused_is_refused_in_one_sentence(doors, override,
     assert not both(doors, override, value).startswith("accepted: ")
 
 
+@pytest.mark.parametrize("value", [None, True, float("nan"), [8]])
+def test_text_is_a_text_or_a_number_in_python(doors, value):
+    assert "input should be a" in doors[1](overrides={"title": value})
+
+
+def test_yaml_quotes_a_text_that_would_be_a_number(doors, tmp_path):
+    """YAML has 7 for 007 and 1.1 for 1.10, and has lost what was written."""
+    by_command, by_python = doors
+    file = tmp_path / "labels.yaml"
+    for text, words in {"{a: 1.10}": "valid string", "{a: '1.10'}": "accepted"}.items():
+        file.write_text(f"labels: {text}")
+        said = by_python(config=file)
+        assert words in said and by_command("--config", str(file)) == said
+        assert by_command("-o", f"labels={text}") == said
+    assert by_python(overrides={"labels": {"a": "1.10"}}) == said
+
+
 def test_what_a_file_sets_may_be_left_unread_by_both(doors, tmp_path):
     by_command, by_python = doors
     file = tmp_path / "best.yaml"
@@ -206,3 +239,15 @@ def test_a_sampler_and_a_strategy_with_options_are_accepted(doors):
     _, by_python = doors
     accepted = by_python(strategy={"name": "asha", "min_epochs": np.int64(1)}, sampler={"name": "tpe"})
     assert accepted.startswith("accepted: ")
+
+
+NAMES = {"-o": "overrides", "--tracker": "trackers", "--alert": "alerts", "--tag": "tags"}
+OF_A_DOOR = {"json", "log_format", "progress"}  # how a door shows what happens
+
+
+@pytest.mark.parametrize(("command", "function"), [("run", hpo.run), ("resume", hpo.resume)])
+def test_the_options_of_a_command_are_the_arguments_of_its_function(command, function):
+    typed = get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
+    flags = [flag for param in typed for flag in param.opts if flag.startswith("-")]
+    options = {NAMES.get(flag, flag.removeprefix("--").replace("-", "_")) for flag in flags}
+    assert options - OF_A_DOOR == inspect.signature(function).parameters.keys() - OF_A_DOOR

@@ -28,7 +28,7 @@ def test_without_a_study_reports_are_printed_and_nobody_says_stop(monkeypatch, c
     for metrics in ({"val/loss": "0.5"}, {0: 0.5}, {"val/loss": b"1"}):
         with pytest.raises(TypeError, match="name it by text, and give a float of its value"):
             trial.report(2, metrics)
-    with pytest.raises(AttributeError, match="there is no parameter 'lr': there are none, since no study runs"):
+    with pytest.raises(AttributeError, match="unknown parameter 'lr'; known: none, since no study runs"):
         trial.params.lr  # noqa: B018
 
 

@@ -22,9 +22,10 @@ import sqlalchemy as sa
 from driven import driven
 from places import HARNESS
 
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.errors import NoLedger
-from hpo.ledger import Ledger, queries, tables
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
 from hpo.space import trial_state
 from hpo.storage.home import Home
 
@@ -67,6 +68,7 @@ def mlflow_server(tmp_path_factory, empty_mlflow) -> Iterator[str]:
 
 def start(*arguments: str, home: Path, storage: str, uri: str) -> subprocess.Popen[str]:
     environ = os.environ | {"HPO_HOME": str(home), "HPO_STORAGE": storage, "HPO_TRACKING_URI": uri}
+    environ["HPO_OUTAGE_WAIT"] = "2m"
     command = [sys.executable, "-m", "hpo", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
 
@@ -126,7 +128,7 @@ def test_a_study_outlives_a_restart_of_postgresql(tmp_path, postgres_server):
 def digest_alone(root: Path, trials: int) -> str:
     """The digest of the study as one process trains it on SQLite; how long a step takes does not enter it."""
     home = Home(root).create()
-    request = RunRequest(home, str(STUDY), window=4, overrides={"pause": 0.0})
+    request = request_of(home, str(STUDY), window=4, overrides={"pause": 0.0})
     with closing(Ledger(home.storage)) as ledger:
         name, state = driven(ledger, request, trials=trials)
         assert state == "complete"

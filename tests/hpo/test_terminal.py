@@ -17,10 +17,10 @@ from places import ROOT
 from sqlalchemy import insert, update
 from typer.testing import CliRunner
 
-from hpo.cli.console import Console
 from hpo.cli.main import app
+from hpo.display.console import Console
 from hpo.errors import UserError
-from hpo.ledger import tables
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 from hpo.terminal import print as tell
 from hpo.terminal import rewrite
@@ -122,7 +122,7 @@ def test_a_module_prints_by_the_one_function(module):
         for alias in node.names
     ]
     assert "print" not in calls or "hpo.terminal.print" in imports, "import print from hpo.terminal"
-    assert "rich.console.Console" not in imports, "take the Console of hpo.cli.console"
+    assert "rich.console.Console" not in imports, "take the Console of hpo.display.console"
     assert not [call for call in calls if _WAYS.match(call)], "print by hpo.terminal"
     assert not re.search(r"os\.write\((1|2), (?!b.|.*visible\()", source), "write visible(text)"
 
@@ -216,10 +216,10 @@ COMMANDS = [
         "ablate",
         "soup",
         "diagnose 0",
-        "report --out REPORT.html",
+        "report --to REPORT.html",
         "export --to T.csv --force",
     ),
-    *("run --study crafted", "resume --study crafted", "plot --save PLOTS history", "schedule --study crafted"),
+    *("run --study crafted", "resume --study crafted", "plot history --to PLOTS", "schedule --study crafted"),
 ]
 
 

@@ -56,13 +56,13 @@ def test_the_sets_are_made_of_extras_and_groups():
     assert {*EXTRAS} - {*SETS["test"]} == {"gpu"}, "what a GPU alone needs"
 
 
-def test_the_readme_says_what_the_lock_has():
+def test_the_guide_says_what_the_lock_has():
     """The packages and sizes of the set `run`, with each build of PyTorch."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
     for build in (CPU_BUILD, CUDA_BUILD):
         entries = [entry for entry in LOCK if entry.fits({*SETS["run"], build}, (3, 11, 7))]
         sizes = (size(entry.download for entry in entries), size(entry.unpacked for entry in entries))
-        assert f"| {len(entries)} | {sizes[0]} | {sizes[1]} |" in readme, build
+        assert f"| {len(entries)} | {sizes[0]} | {sizes[1]} |" in page, build
 
 
 def test_pyproject_admits_the_supported_versions_of_python_alone():

@@ -150,7 +150,7 @@ def test_a_package_with_another_hash_is_refused(clone):
 
 def test_an_unknown_extra_is_named(clone):
     output = output_of(setting_up(clone, "EXTRAS=extr"), 2)
-    assert "'extr' is neither a set (run, lm, test, lint, docs, lock) nor an extra (extra)." in output
+    assert "'extr' is neither a set (run, lm, test, lint, docs, lock, supply) nor an extra (extra)." in output
 
 
 def shim(directory: Path, name: str, text: str) -> None:
@@ -185,12 +185,13 @@ def test_without_a_python_that_runs_make_says_so(clone, tmp_path, monkeypatch):
     assert done.returncode == 2 and "hpo needs Python 3.11, 3.12 or 3.13, and none of them runs here" in done.stderr
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(clone, tmp_path):
+def test_an_environment_whose_python_is_gone_is_made_anew(clone, tmp_path, capsys):
     path = clone / ".venv"
     (path / "bin" / "python").unlink()
     (path / "bin" / "python").symlink_to(tmp_path / "removed")
     assert Environment.at(path) is None
     assert Environment.ready(path).python == sys.version_info[:3]
+    assert capsys.readouterr().out.startswith(f"Making {path} with Python {sys.version_info[0]}.")
 
 
 def test_a_lock_is_read_as_it_is_written(tmp_path):

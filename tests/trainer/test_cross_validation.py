@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -12,15 +12,16 @@ import pytest
 import torch
 from driven import driven
 from pydantic import ValidationError
+from study_runs import digest
 from trainer_runs import MemoryReporter, Toy, Trial, killed_at
 
 from hpo import Float, Int, Objective, Study
 from hpo.analysis.results.trial import describe, detail
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.run import run
 from hpo.errors import SpaceError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import reports
+from hpo.ledger.database.tables import reports
 from hpo.storage.home import Home
 from hpo.verify import verify
 from studies.atft.config import Config as AtftConfig
@@ -32,7 +33,7 @@ from trainer.cross_validation import fit_folds
 from trainer.data import TensorDataset
 from trainer.errors import ConfigError
 from trainer.loop import fit
-from trainer.report import Verdict
+from trainer.report import Report, Verdict
 from trainer.runtime.seeding import derive
 
 pytestmark = pytest.mark.whole
@@ -71,10 +72,11 @@ class Folded(Toy):
 class ByFold(MemoryReporter):
     """Keeps what is reported of folds apart, and never takes a decision on one."""
 
-    def report(self, step: int, metrics: Mapping[str, float], *, fold: int = 0, **given: Any) -> Verdict:
-        assert fold == 0 or given.get("epoch") is None
-        named = {key if of_machine(key) else f"{fold}|{key}": value for key, value in metrics.items()}
-        return super().report(step, named, **given)
+    def report(self, report: Report) -> Verdict:
+        fold = report.fold
+        assert fold == 0 or report.epoch is None
+        named = {key if of_machine(key) else f"{fold}|{key}": value for key, value in report.metrics.items()}
+        return super().report(replace(report, metrics=named))
 
 
 class CrossValidated(Trial):
@@ -260,37 +262,29 @@ GIVEN = {"train.folds": 4, "train.num_epochs": 1, "train.batch_size": 256, "mode
 SEARCH = {"reference": "mlp", "sampler": "random", "strategy": "halving", "overrides": GIVEN}
 
 
-def digest(home: Home) -> str:
-    ledger = Ledger(home.storage, create=False)
-    with ledger.read() as connection:
-        found = queries.digest(connection, queries.study_row(connection, "mlp"))
-    ledger.close()
-    return found
-
-
 # MLflow 3.17 with SQLAlchemy 2.1.
 @pytest.mark.usefixtures("process")
 def test_a_study_is_pruned_across_folds(tmp_path):
     """And taken in two parts it is the same study, to the last bit."""
     whole, parts = Home.at(tmp_path / "whole"), Home.at(tmp_path / "parts")
-    run(RunRequest(home=whole, trials=6, executor="inline", **SEARCH), lambda *_: lambda notice="": None)
+    run(request_of(home=whole, trials=6, executor="inline", **SEARCH), lambda *_: lambda notice="": None)
     with closing(Ledger(parts.create().storage)) as ledger:
         for trials in (3, 6):
-            driven(ledger, RunRequest(parts, **SEARCH), trials=trials)
-    assert digest(parts) == digest(whole)
+            driven(ledger, request_of(parts, **SEARCH), trials=trials)
+    assert digest(parts, "mlp") == digest(whole, "mlp")
     ledger = Ledger(whole.storage, create=False)
     with ledger.read() as connection:
-        trials = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])
+        trials = queries.trial_rows(connection, queries.study_row(connection, "mlp").id)
         rows = connection.execute(reports.select().where(reports.c.key == "val/accuracy")).mappings().all()
     ledger.close()
-    assert {"complete", "pruned"} == {trial["state"] for trial in trials}
+    assert {"complete", "pruned"} == {trial.state for trial in trials}
     for trial in trials:
-        mine = [row for row in rows if row["trial_id"] == trial["id"]]
+        mine = [row for row in rows if row["trial_id"] == trial.id]
         of_folds = [row["value"] for row in mine if row["fold"] > 0]  # one epoch each
         means = [row["value"] for row in mine if row["fold"] == 0]
-        assert trial["epoch"] == len(means) == len(of_folds) and (trial["epoch"] == 4) == (trial["state"] == "complete")
+        assert trial.epoch == len(means) == len(of_folds) and (trial.epoch == 4) == (trial.state == "complete")
         assert means == pytest.approx([fmean(of_folds[: i + 1]) for i in range(len(of_folds))])
-        assert trial["values"][0] == means[-1]
+        assert trial.values[0] == means[-1]
     assert not verify(whole, whole.storage, None, None).differences
 
 
@@ -298,16 +292,16 @@ def test_a_study_is_pruned_across_folds(tmp_path):
 def test_a_study_of_seeds_is_pruned_and_shown_by_seed(tmp_path):
     home = Home.at(tmp_path / "home")
     given = GIVEN | {"train.folds": 1, "train.seeds": 4}
-    request = RunRequest(home=home, trials=9, executor="inline", **SEARCH | {"overrides": given})
+    request = request_of(home, trials=9, executor="inline", **SEARCH | {"overrides": given})
     run(request, lambda *_: lambda notice="": None)
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         study = queries.study_row(connection, "mlp")
-        trials = queries.trial_rows(connection, study["id"])
-        shown = describe(detail(connection, home, "mlp", trials[0]["number"]), {})
+        trials = queries.trial_rows(connection, study.id)
+        shown = describe(detail(connection, home, "mlp", trials[0].number), {})
     ledger.close()
-    assert {trial["epoch"] for trial in trials if trial["state"] == "complete"} == {4}
-    assert {"complete", "pruned"} == {trial["state"] for trial in trials}
+    assert {trial.epoch for trial in trials if trial.state == "complete"} == {4}
+    assert {"complete", "pruned"} == {trial.state for trial in trials}
     assert "\nseeds\n" in shown and "val/accuracy/low" in shown
     assert not verify(home, home.storage, None, None).differences
 

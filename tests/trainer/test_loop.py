@@ -595,7 +595,7 @@ def test_resume_from_continues_where_the_other_run_ended(trained, tmp_path):
 @rounds(
     ("changes", "error", "says"),
     [
-        ({"num_epochs": 2}, ConfigError, "has 2 epochs behind it and train.num_epochs is 2"),
+        ({"num_epochs": 2}, ConfigError, "has trained 2 epochs and train.num_epochs is 2"),
         ({"task": Toy}, ConfigError, "the checkpoint holds another model than the configuration's: keep that model"),
         ({"resume_from": "/nowhere"}, ConfigError, r"/nowhere cannot be used: manifest\.json is missing"),
     ],
@@ -694,10 +694,10 @@ def test_a_model_that_is_not_returned_is_refused(tmp_path):
     ("given", "said"),
     [
         (None, r"evaluate\(\) of Odd \(test_loop\.py:\d+\) returned a NoneType: return numbers by name"),
-        ({"val/loss": torch.zeros(2)}, r"evaluate\(\) of Odd .* gave 'val/loss' a Tensor that is no number"),
-        ({"val/loss": "0.5"}, r"gave 'val/loss' a str that is no number \(it is text\): return one for each name"),
+        ({"val/loss": torch.zeros(2)}, r"evaluate\(\) of Odd .* gave 'val/loss' a Tensor that is not a number"),
+        ({"val/loss": "0.5"}, r"gave 'val/loss' a str that is not a number \(it is text\): return one for each name"),
         ({0: 0.5}, r"evaluate\(\) of Odd .* gave a value the name 0: name it by text, '0'\."),
-        ({"val/loss": "low"}, r"gave 'val/loss' a str that is no number .*: return one for each name"),
+        ({"val/loss": "low"}, r"gave 'val/loss' a str that is not a number .*: return one for each name"),
     ],
 )
 def test_metrics_that_are_no_numbers_are_refused(tmp_path, given, said):

@@ -1,1 +1,1 @@
-"""Checkpoints that are whole or not there."""
+"""Writes and reads checkpoints, which are complete or absent."""

@@ -1,15 +1,15 @@
 """A checkpoint on disk: a directory of safetensors files and a manifest.
 
-    model.safetensors      one file for each item of the state that holds tensors; from ranks that hold parts of them,
-    optimizer.safetensors  one from each rank: model-00001-of-00004.safetensors
-    model-frozen...        of a MB or more: parameters that take no gradient; and, beside parameters, other tensors
-    model-buffers...
-    files/...              what a task has saved as files of its own format
-    manifest.json          sha256 and size of each file, the rest of the state, and where it comes from
+    model.safetensors      one file for each item of the state that has tensors; if ranks hold parts of them, one
+    optimizer.safetensors  from each rank: model-00001-of-00004.safetensors
+    model-frozen...        parameters without gradient, if a MB or more
+    model-buffers...       tensors of the same item that are not parameters, if a MB or more
+    files/...              files that a task has saved in its own format
+    manifest.json          sha256 and size of each file, the rest of the state, and its origin
 
-Nothing is pickled; floats in JSON are written so that they read back exactly. Files of what is not trained, if they are
-as in the checkpoint before, are second names (hard links) of its files: each directory is whole, a file goes with the
-last of its names.
+Nothing is pickled; floats in JSON are written so that they read back exactly. Files of untrained tensors that equal
+those of the previous checkpoint are hard links to them: each directory is complete, and a file is freed with its last
+name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from trainer.checkpoint import copied
+from trainer.checkpoint import copied_files
 from trainer.checkpoint.manifest import (
     APART,
     AVERAGE,
@@ -42,32 +42,32 @@ from trainer.checkpoint.manifest import (
     manifest_in,
     weights,
 )
-from trainer.checkpoint.stored import Part, Stored, Take, whole
+from trainer.checkpoint.stored_tensors import Part, Stored, Take, whole
 from trainer.files.durable import sha256, sync
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for one whose parts are in several
-# files, of which each says in its "offsets" where its part begins.
+# {"$tensor": key} stands in the manifest for a tensor in a file; with "shape", for a tensor whose parts are in several
+# files, and "offsets" of each file gives the start of its part.
 _TENSOR = "$tensor"
 
-_PLAIN = (str, int, float, type(None))  # what JSON holds beside lists and dicts
+_PLAIN = (str, int, float, type(None))  # the JSON types other than lists and dicts
 
-SMALL = 1 << 20  # bytes, below which what is not trained stays in one file with what is
+SMALL = 1 << 20  # bytes; fewer untrained tensors are stored with the trained ones
 
 Mine = Callable[["Tensor"], tuple["Tensor | None", Sequence[int] | None]]  # see saver.Alone.mine
 
 
 class _Unsavable(TypeError):
-    """Where in an item of a state there is what JSON cannot hold, and of which type."""
+    """Raised for a value that JSON cannot hold, with its path in the state's item and its type."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A state taken apart: `tensors` and the `offsets` of those that are parts, by file and key; `rest` is JSON.
+    """A state in parts: `tensors`, and the `offsets` of partial ones, by file and key; `rest` is JSON.
 
-    A file is named here without what tells ranks apart: `model`, `model-frozen`.
+    A file's name here has no part that tells ranks apart: `model`, `model-frozen`.
     """
 
     rest: dict[str, Any]
@@ -78,38 +78,37 @@ class Packed:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A tensor of a state, what this process saves of it, and where in the whole that begins, if it is a part."""
+    """A tensor of a state, the part that this process saves, and the part's offset (None for the whole)."""
 
     whole: Tensor
-    mine: Tensor
+    part: Tensor
     offset: Sequence[int] | None
 
 
 def pack(state: dict[str, Any], mine: Mine, copied: Mapping[str, Path] | None = None) -> Packed:
-    """`state` with what this process saves of each tensor set apart, and files `copied` beside it. The tensors are
-    those in use, the rest copies.
+    """Returns `state` with this process's part of each tensor separated, and the files `copied` with it.
 
-    Raises TypeError naming what JSON cannot hold.
+    The tensors are not copied; the rest is. Raises TypeError naming a value that JSON cannot hold.
     """
     packed = Packed({}, {}, {}, copied or {})
-    for item, value in state.items():
+    for entry, value in state.items():
         leaves: dict[str, _Leaf] = {}
         try:
-            split = _split_average if item == AVERAGE else _split
-            packed.rest[item] = split(value, (), mine, leaves)
+            split = _split_average if entry == AVERAGE else _split
+            packed.rest[entry] = split(value, (), mine, leaves)
         except _Unsavable as error:
             raise TypeError(
-                f"state[{item!r}]{error} cannot be saved: a checkpoint holds tensors, numbers, text, None, and lists "
+                f"state[{entry!r}]{error} cannot be saved: a checkpoint holds tensors, numbers, text, None, and lists "
                 "and dicts of them."
             ) from None
-        for name, found in _by_file(item, leaves).items():
-            packed.tensors[name] = {key: leaf.mine for key, leaf in found.items()}
-            packed.offsets[name] = {key: [*leaf.offset] for key, leaf in found.items() if leaf.offset is not None}
+        for name, stored in _by_file(entry, leaves).items():
+            packed.tensors[name] = {key: leaf.part for key, leaf in stored.items()}
+            packed.offsets[name] = {key: [*leaf.offset] for key, leaf in stored.items() if leaf.offset is not None}
     return packed
 
 
 def _by_file(item: str, leaves: Mapping[str, _Leaf]) -> dict[str, dict[str, _Leaf]]:
-    """What steps of the optimizer change, and apart from it, where that is worth a file, what they do not."""
+    """Returns the leaves by file: the trained ones, and the untrained ones apart if they are large enough."""
     if not leaves:
         return {}
     from torch import nn
@@ -122,19 +121,19 @@ def _by_file(item: str, leaves: Mapping[str, _Leaf]) -> dict[str, dict[str, _Lea
             kind = "" if leaf.whole.requires_grad else "-frozen"
         files[kind][key] = leaf
     for kind in APART:
-        if sum(leaf.mine.nbytes for leaf in files[kind].values()) < SMALL:
+        if sum(leaf.part.nbytes for leaf in files[kind].values()) < SMALL:
             files[""] |= files.pop(kind)
-    return {f"{item}{kind}": found for kind, found in files.items() if found}
+    return {f"{item}{kind}": stored for kind, stored in files.items() if stored}
 
 
 def write(directory: Path, state: dict[str, Any], header: dict[str, Any]) -> tuple[str, int]:
-    """Write all of `state` into the existing, empty `directory`, as `complete` says. Raises OSError."""
+    """Writes all of `state` into the existing, empty `directory`, and returns as `complete` does. Raises OSError."""
     packed = pack(state, lambda tensor: (tensor, None))
     return complete(directory, packed, header, write_mine(directory, packed, ""))
 
 
 def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[str, Any]]:
-    """Write the tensors and the files into the existing `directory`, and sync them; what the manifest says of each.
+    """Writes and syncs the tensors and files in the existing `directory`. Returns the manifest's entry for each.
 
     Raises OSError.
     """
@@ -153,23 +152,23 @@ def write_mine(directory: Path, packed: Packed, suffix: str) -> dict[str, dict[s
         written[path.name] = {"sha256": sha256(path), "size": path.stat().st_size}
         if packed.offsets[name]:
             written[path.name]["offsets"] = packed.offsets[name]
-    for name in copied.copy(packed.copied, directory):
+    for name in copied_files.copy(packed.copied, directory):
         path = directory / name
         written[name] = {"sha256": sha256(path), "size": path.stat().st_size}
     return written
 
 
 def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
-    """Make `path` a second name of this file of the newest checkpoint beside it, or of the model's, if an average's,
-    where that holds these tensors bit for bit.
+    """Links `path` to the same file of the newest checkpoint next to it if that holds these tensors bit for bit.
 
-    A file that is damaged does not, and one that is gone, or on a disk without links, is written anew.
+    The file of an average may also be linked to the model's. Returns False if the other file is damaged or gone, or the
+    file system has no links; the file is then written anew.
     """
     others = path.parent.parent.glob(f"step-*/{path.name}")
-    newest = max((one for one in others if one.parent.suffix not in (".tmp", ".corrupt")), default=None)
+    newest = max((file for file in others if file.parent.suffix not in (".tmp", ".corrupt")), default=None)
     twin = path.with_name(path.name.replace(AVERAGE, MODEL, 1))
     try:
-        other = next((one for one in (twin, newest) if one and one.exists() and _holds(one, tensors)), None)
+        other = next((file for file in (twin, newest) if file and file.exists() and _holds(file, tensors)), None)
         if other is not None:
             os.link(other, path)
         return other is not None
@@ -178,7 +177,7 @@ def _linked(path: Path, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
-    from trainer.runtime.tensors import same_bits  # and with it torch, which a function's trials may do without
+    from trainer.runtime.tensors import same_bits  # imports torch, which a function's trials may do without
 
     with safe_open(path, "pt") as file:
         return {*file.keys()} == tensors.keys() and all(
@@ -189,9 +188,9 @@ def _holds(path: Path, tensors: Mapping[str, Tensor]) -> bool:
 def complete(
     directory: Path, packed: Packed, header: dict[str, Any], written: dict[str, dict[str, Any]]
 ) -> tuple[str, int]:
-    """Write the manifest of what all ranks have `written` into `directory`, and sync both.
+    """Writes into `directory` the manifest of the files that all ranks have `written`, and syncs both.
 
-    Gives the manifest's sha256 and the size of all files in bytes. Raises OSError.
+    Returns the manifest's sha256 and the size of all files in bytes. Raises OSError.
     """
     manifest = json.dumps({"format": FORMAT, **header, "files": written, "state": packed.rest}, indent=1).encode()
     (directory / MANIFEST).write_bytes(manifest)
@@ -201,15 +200,17 @@ def complete(
 
 
 def read(
-    directory: Path, expected: str | None, take: Take = whole, *, weights_alone: bool = False, verified: bool = False
+    directory: Path, expected: str | None, take: Take = whole, *, weights_only: bool = False, verified: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and the manifest in `directory`; raises Damaged as `manifest.check` does. `take(keys, stored)` reads
-    what it wants of each tensor. `weights_alone`: of the state the item that was evaluated, if it is there. `verified`:
-    another process has just found the files whole."""
-    manifest = manifest_in(directory, expected) if verified else check(directory, expected, weights_alone=weights_alone)
+    """Returns the state and the manifest in `directory`; raises Damaged as `manifest.check` does.
+
+    `take(keys, stored)` reads the wanted part of each tensor. With `weights_only` the state has only the item that was
+    evaluated, if it is there. `verified` means that another process has just checked the files.
+    """
+    manifest = manifest_in(directory, expected) if verified else check(directory, expected, weights_only=weights_only)
     try:
-        items = [evaluated(manifest["state"])] if weights_alone else manifest["state"]
-        state = {item: _opened(directory, manifest, item) for item in items if item in manifest["state"]}
+        items = [evaluated(manifest["state"])] if weights_only else manifest["state"]
+        state = {name: _opened(directory, manifest, name) for name in items if name in manifest["state"]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{MANIFEST} cannot be understood") from error
     except (OSError, SafetensorError) as error:
@@ -221,16 +222,18 @@ def read(
 
 
 def read_model(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The weights that were evaluated (the average's, where one was) and the manifest, where nothing else of the
-    checkpoint need be there; raises Damaged."""
-    state, manifest = read(directory, None, weights_alone=True)
+    """Returns the weights that were evaluated (the average's, if one was) and the manifest; raises Damaged.
+
+    The checkpoint's other files may be missing.
+    """
+    state, manifest = read(directory, None, weights_only=True)
     if not state:
         raise Damaged("it holds no model")
     return weights(state), manifest
 
 
 def _opened(directory: Path, manifest: dict[str, Any], item: str) -> Any:
-    """An item of the state, its tensors as Stored."""
+    """Returns an item of the state, with its tensors as Stored."""
     parts: dict[str, list[Part]] = {}
     for name in files_of(item, manifest["files"]):
         offsets = manifest["files"][name].get("offsets", {})
@@ -239,13 +242,13 @@ def _opened(directory: Path, manifest: dict[str, Any], item: str) -> Any:
             shape = file.get_slice(key).get_shape()
             offset = offsets.get(key) or [0] * len(shape)
             if len(offset) != len(shape) or not _counts(offset):
-                raise ValueError("an offset is none of its tensor")
+                raise ValueError("an offset does not fit its tensor")
             parts.setdefault(key, []).append(Part(file, key, shape, offset))
     return _join(manifest["state"][item], parts)
 
 
 def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
-    """`value` with each tensor moved to `leaves` under its path, joined by slashes."""
+    """Returns `value` with each tensor moved to `leaves` under its path, joined by slashes."""
     if _is_tensor(value):
         key = "/".join(path)
         part, offset = mine(value)
@@ -264,20 +267,21 @@ def _split(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Lea
 
 
 def _is_tensor(value: Any) -> TypeGuard[Tensor]:
-    """Returns True for a tensor; there is none in a process that has not loaded torch."""
+    """Returns True for a tensor; a process that has not loaded torch has none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _split_average(value: Any, path: tuple[str, ...], mine: Mine, leaves: dict[str, _Leaf]) -> Any:
-    """With the keys of the model's: what is frozen is then one file for both."""
+    """Returns `_split` of an average, under the model's keys: frozen parameters are then one file for both."""
     if not isinstance(value, dict) or value.keys() != {"updates", MODEL}:
         return _split(value, path, mine, leaves)
     return value | {MODEL: _split(value[MODEL], path, mine, leaves)}
 
 
 def _join(value: Any, parts: dict[str, list[Part]]) -> Any:
-    """`value` with its tensors as Stored. Each stands in one place: a manifest could ask for one without end."""
+    """Returns `value` with its tensors as Stored. Each tensor is used once, since a manifest could request it without
+    end."""
     if isinstance(value, dict):
         if value.keys() in ({_TENSOR}, {_TENSOR, "shape"}):
             return _stored(value, parts.pop(value[_TENSOR]))
@@ -294,7 +298,7 @@ def _taken(value: Any, path: tuple[str, ...], take: Take) -> Any:
 
 
 def _stored(leaf: dict[str, Any], parts: Sequence[Part]) -> Stored:
-    """Raises ValueError where the parts do not make up the whole."""
+    """Returns the tensor that the parts make up. Raises ValueError if they do not cover the whole exactly once."""
     shape = tuple(leaf.get("shape", parts[0].shape))
     ends = [[o + n for o, n in zip(part.offset, part.shape, strict=True)] for part in parts]
     within = _counts(shape) and all(len(end) == len(shape) and all(map(operator.le, end, shape)) for end in ends)
@@ -311,16 +315,19 @@ def _counts(numbers: Sequence[Any]) -> bool:
 
 
 def _storable(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What safetensors takes: contiguous on the CPU, no storage twice (tied weights are written out for each name)."""
+    """Returns the tensors as safetensors takes them: contiguous, on the CPU, each storage once.
+
+    Tied weights are written under each name.
+    """
     import torch
 
     seen: set[int] = set()
-    result = {}
+    storable = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().to("cpu").contiguous()
         storage = tensor.untyped_storage()
         if storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
         seen.add(storage.data_ptr())
-        result[name] = tensor
-    return result
+        storable[name] = tensor
+    return storable

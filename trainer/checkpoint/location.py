@@ -1,7 +1,7 @@
-"""Where checkpoints lie: in directories of a file system, or in an object store. Torch-free.
+"""Stores checkpoints as directories of a file system, or in an object store. Torch-free.
 
-A checkpoint is named by its path in either case. In an object store its files lie under keys that say the same; on this
-host is no more of it than a save that is under way, or a copy while it is read.
+A checkpoint is named by its path in either case. In an object store its files have the corresponding keys; this host
+holds only a save in progress, or a copy while it is read.
 """
 
 from __future__ import annotations
@@ -16,82 +16,87 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import copied
+from trainer.checkpoint import copied_files
 from trainer.checkpoint.manifest import MANIFEST, evaluated, files_of
 from trainer.files import scratch
 from trainer.files.durable import on_disk, sync
 from trainer.files.s3 import Bucket
 
-COPY = "hpo-checkpoint-"  # what the names of copies begin with
+COPY = "hpo-checkpoint-"  # prefix of the names of copies
 
 
 class Disk:
-    """Each is the directory at its path."""
+    """Checkpoints as directories at their paths."""
 
     def shown(self, path: Path) -> str:
-        """The path, as users know it."""
+        """Returns the path as users know it."""
         return str(path)
 
     def begin(self, tmp: Path) -> None:
-        """Make the directory of a save that is under way. Raises OSError."""
+        """Makes the directory of a save in progress. Raises OSError."""
         tmp.mkdir(exist_ok=True)
 
     def send(self, tmp: Path, path: Path, names: Iterable[str]) -> None:
-        """These files of the checkpoint that will be at `path` are durable in `tmp`. Raises OSError."""
+        """Stores files that are durable in `tmp`, of the checkpoint that will be at `path`. Raises OSError."""
 
     def publish(self, tmp: Path, path: Path) -> None:
-        """All files of it are there, and the manifest is in `tmp`: it is at `path` from now on. Raises OSError."""
+        """Makes the checkpoint appear at `path`: all its files are stored, the manifest is in `tmp`. Raises OSError."""
         tmp.rename(path)
         sync(path.parent)
 
     @contextmanager
-    def opened(self, path: Path, sha256: str | None, *, weights_alone: bool = False) -> Iterator[Path]:
-        """A directory with what there is of the checkpoint while the block lasts: where the manifest has this sha256,
-        all of it, or the weights that were evaluated. Raises CheckpointError."""
+    def opened(self, path: Path, sha256: str | None, *, weights_only: bool = False) -> Iterator[Path]:
+        """Yields a directory with the checkpoint's files for the duration of the block.
+
+        It is complete, or has the weights that were evaluated, if the manifest has this sha256. Raises CheckpointError.
+        """
         yield path
 
     def is_there(self, path: Path) -> bool:
-        """Whether it has not been taken away from outside, as far as that is told without asking anybody."""
+        """Returns False if the checkpoint is known to be deleted; sends no request."""
         return path.is_dir()
 
     def sizes(self, path: Path, size: int) -> Mapping[Any, int]:
-        """Bytes of each of its files, `size` in all, by what tells them from those of others that share them."""
+        """Returns the bytes of each of its files, `size` in all.
+
+        The keys are equal for a file that checkpoints share.
+        """
         return on_disk(path)
 
     def entries(self, directory: Path) -> list[Path]:
-        """What lies in a directory."""
+        """Returns the paths in a directory."""
         return sorted(directory.iterdir()) if directory.is_dir() else []
 
     def discard(self, path: Path) -> None:
-        """Remove a checkpoint, or what there is of it. Raises OSError."""
+        """Removes a checkpoint, or its remains. Raises OSError."""
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def set_aside(self, path: Path) -> Path:
-        """Mark a checkpoint as damaged; where it lies now."""
+        """Marks a checkpoint as damaged; returns its new path."""
         corrupt = path.with_name(f"{path.name}.corrupt")
         try:
             path.rename(corrupt)
         except OSError:
-            return path  # gone, or on a disk that takes no changes; either way it is not loaded again
+            return path  # gone, or on a read-only disk; either way it is not loaded again
         return corrupt
 
-    # Files that trials hand over
+    # Files that trials pass on
 
     def share(self, path: Path) -> None:
-        """A file is durable at `path`: let others have it. Raises OSError."""
+        """Makes a file that is durable at `path` available to other hosts. Raises OSError."""
 
     def here(self, path: Path) -> Path:
-        """The file, on this host, if there is one. Raises OSError."""
+        """Returns the path of the file on this host, if it exists. Raises OSError."""
         return path
 
     def files(self, directory: Path) -> set[str]:
-        """All files below a directory, relative to it. Raises OSError."""
-        found = directory.rglob("*") if directory.is_dir() else ()
-        return {str(path.relative_to(directory)) for path in found if path.is_file()}
+        """Returns all files below a directory, relative to it. Raises OSError."""
+        paths = directory.rglob("*") if directory.is_dir() else ()
+        return {str(path.relative_to(directory)) for path in paths if path.is_file()}
 
     def remove(self, path: Path) -> None:
-        """Remove a file. Raises OSError."""
+        """Removes a file. Raises OSError."""
         path.unlink(missing_ok=True)
 
 
@@ -99,12 +104,14 @@ DISK = Disk()
 
 
 class ObjectStore(Disk):
-    """In a bucket: what would lie below `root` has the same names there. Its methods raise files.s3.Unavailable,
-    which is a CheckpointError and an OSError."""
+    """Checkpoints in a bucket, under the names that they would have below `root`.
+
+    Its methods raise files.s3.Unavailable, which is a CheckpointError and an OSError.
+    """
 
     def __init__(self, bucket: Bucket, root: Path) -> None:
         self.bucket, self.root = bucket, root
-        self._release: Callable[[], object] = lambda: None  # of the directory of this process's last save
+        self._release: Callable[[], object] = lambda: None  # releases the directory of this process's last save
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -113,14 +120,16 @@ class ObjectStore(Disk):
         return f"{self.bucket.url}/{self._key(path)}"
 
     def begin(self, tmp: Path) -> None:
-        """What killed saves of the study's trials have left on this host goes, and the directory of this rank's last
-        one, if rank 0 is elsewhere."""
+        """Removes the leftovers of killed saves of the study's trials on this host.
+
+        Also removes the directory of this rank's last save, if rank 0 is on another host.
+        """
         release, self._release = self._release, weakref.finalize(self, os.close, scratch.hold(tmp))
         release()
         scratch.sweep(tmp.parent.parent.glob("*/step-*.tmp"))
 
     def send(self, tmp: Path, path: Path, names: Iterable[str]) -> None:
-        """Keeps no copy here."""
+        """Uploads the files and deletes the local ones."""
         for name in names:
             self.bucket.upload(tmp / name, f"{self._key(path)}/{name}")
             (tmp / name).unlink()
@@ -130,13 +139,13 @@ class ObjectStore(Disk):
         shutil.rmtree(tmp, ignore_errors=True)
 
     @contextmanager
-    def opened(self, path: Path, sha256: str | None, *, weights_alone: bool = False) -> Iterator[Path]:
+    def opened(self, path: Path, sha256: str | None, *, weights_only: bool = False) -> Iterator[Path]:
         with scratch.temporary(COPY) as copy:
-            self._fetch(path, copy, sha256, weights_alone)
+            self._fetch(path, copy, sha256, weights_only)
             yield copy
 
-    def _fetch(self, path: Path, target: Path, sha256: str | None, weights_alone: bool) -> None:
-        """What is missing or damaged is for who reads the copy to tell."""
+    def _fetch(self, path: Path, target: Path, sha256: str | None, weights_only: bool) -> None:
+        """Downloads the checkpoint; the reader of the copy reports files that are missing or damaged."""
         raw = self.bucket.get(f"{self._key(path)}/{MANIFEST}")
         if raw is None:
             return
@@ -146,8 +155,8 @@ class ObjectStore(Disk):
         manifest = json.loads(raw)
         names = manifest["files"]
         for name in names:
-            copied.check_name(name)
-        for name in files_of(evaluated(manifest["state"]), names) if weights_alone else names:
+            copied_files.check_name(name)
+        for name in files_of(evaluated(manifest["state"]), names) if weights_only else names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             self.bucket.download(f"{self._key(path)}/{name}", target / name)
 
@@ -158,16 +167,16 @@ class ObjectStore(Disk):
         return {path: size}
 
     def entries(self, directory: Path) -> list[Path]:
-        there = {directory / name for name in self.bucket.entries(self._key(directory))}
-        return sorted({*super().entries(directory), *there})
+        stored = {directory / name for name in self.bucket.entries(self._key(directory))}
+        return sorted({*super().entries(directory), *stored})
 
     def discard(self, path: Path) -> None:
-        """Without its manifest first it is none any more."""
+        """Removes the manifest first, since without it the rest does not count as a checkpoint."""
         self.bucket.remove(self._key(path), first=MANIFEST)
         super().discard(path)
 
     def set_aside(self, path: Path) -> Path:
-        """Nothing is renamed there: an empty object beside it says so."""
+        """Marks it by an empty object next to it, since objects cannot be renamed."""
         corrupt = path.with_name(f"{path.name}.corrupt")
         self.bucket.put_new(self._key(corrupt), b"")
         return corrupt

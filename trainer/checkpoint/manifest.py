@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint directory: what belongs to it, and whether all of it is as it was written. Torch-free.
+"""Reads and checks the manifest of a checkpoint directory: its files, with their sizes and sums. Torch-free.
 
-Its own sha256 stands in the ledger, so whatever has changed on the disk since is noticed. A checkpoint from elsewhere
-is read as any input is: no file outside its directory is opened, and texts are bounded.
+The ledger holds the manifest's own sha256, so any later change on disk is noticed. A checkpoint from elsewhere is
+treated as untrusted input: no file outside its directory is opened, and the size of JSON files is bounded.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import copied
+from trainer.checkpoint import copied_files
 from trainer.files.durable import sha256
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 MODEL, AVERAGE = "model", "average"  # the items of a state that hold weights
-APART = ("-frozen", "-buffers")  # what the files of an item are called that hold what is not trained
+APART = ("-frozen", "-buffers")  # suffixes of an item's files with untrained tensors
 
-MOST_BYTES = 64 << 20  # of a text from elsewhere, which holds some hundred bytes for each tensor
-MOST_LEVELS = 100  # of lists and dicts in it; those who walk through it call themselves at each
+MOST_BYTES = 64 << 20  # of untrusted JSON, which has some hundred bytes for each tensor
+MOST_LEVELS = 100  # of its lists and dicts; functions recurse once for each
 
 
 class Damaged(Exception):
-    """The checkpoint is not what was written; the text says how."""
+    """Raised for a checkpoint that differs from what was written; the text says how."""
 
 
 def evaluated(state: Mapping[str, Any]) -> str:
-    """The item with the weights that were evaluated: those of the average, once something has entered it."""
+    """Returns the item with the weights that were evaluated: the average's, once it is not empty."""
     average = state.get(AVERAGE)
     return AVERAGE if isinstance(average, Mapping) and average.get("model") else MODEL
 
 
 def weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights that were evaluated. Raises KeyError where the state holds none."""
+    """Returns the weights that were evaluated. Raises KeyError if the state holds none."""
     return state[AVERAGE]["model"] if evaluated(state) == AVERAGE else state[MODEL]
 
 
 def manifest_in(directory: Path, expected: str | None) -> dict[str, Any]:
-    """The manifest in `directory`; raises Damaged unless it is as written.
+    """Returns the manifest in `directory`; raises Damaged unless it is as written.
 
-    `expected` is its sha256; None trusts it, as for a checkpoint that a user hands in.
+    `expected` is its sha256; None trusts it, as for a checkpoint that a user passes in.
     """
     with _damage():
         raw = _bytes(directory, MANIFEST, MOST_BYTES if expected is None else -1)
@@ -60,18 +60,20 @@ def manifest_in(directory: Path, expected: str | None) -> dict[str, Any]:
 
 
 def json_in(directory: Path, name: str) -> Any:
-    """What a file of `directory` holds as JSON; raises Damaged where it lies elsewhere or cannot be read."""
+    """Returns the JSON value of a file in `directory`; raises Damaged if it is elsewhere or cannot be read."""
     with _damage(name):
         return _parsed(_bytes(directory, name, MOST_BYTES), name)
 
 
-def check(directory: Path, expected: str | None, *, weights_alone: bool = False) -> dict[str, Any]:
-    """As `manifest_in`, and raises Damaged unless every byte of the checkpoint, or of the weights that were evaluated,
-    is as written."""
+def check(directory: Path, expected: str | None, *, weights_only: bool = False) -> dict[str, Any]:
+    """Returns `manifest_in` and checks every file's bytes; raises Damaged if one differs from what was written.
+
+    With `weights_only` only the files of the weights that were evaluated are checked.
+    """
     manifest = manifest_in(directory, expected)
     with _damage():
         names = manifest["files"]
-        if weights_alone:
+        if weights_only:
             names = files_of(evaluated(manifest["state"]), names)
         for name in names:
             _check_file(_inside(directory, name), manifest["files"][name])
@@ -79,20 +81,20 @@ def check(directory: Path, expected: str | None, *, weights_alone: bool = False)
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """The file called `name` in `directory`; raises Damaged for a device, and for what leads elsewhere."""
-    if not copied.is_name(name) or ("/" in name and not name.startswith(f"{copied.FILES}/")):
+    """Returns the path of the file `name` in `directory`; raises Damaged for a device or a path that leads out."""
+    if not copied_files.is_name(name) or ("/" in name and not name.startswith(f"{copied_files.FILES}/")):
         raise Damaged(f"it names a file outside itself: {name[:80]!r}")
     path = directory / name
     root = os.path.realpath(directory)
     if os.path.commonpath([root, os.path.realpath(path)]) != root:
         raise Damaged(f"{name} is a link that leads out of it: put the file itself there")
     if not stat.S_ISREG(path.stat().st_mode):
-        raise Damaged(f"{name} is no file")
+        raise Damaged(f"{name} is not a file")
     return path
 
 
 def _bytes(directory: Path, name: str, most: int) -> bytes:
-    """What the file holds, `most` bytes at most unless that is -1."""
+    """Returns the file's content; raises Damaged for more than `most` bytes, unless that is -1."""
     with _inside(directory, name).open("rb") as file:
         raw = file.read(most if most < 0 else most + 1)
     if len(raw) > most >= 0:
@@ -104,21 +106,21 @@ def _parsed(raw: bytes, name: str) -> Any:
     value = json.loads(raw)
     level, depth = [value], 0
     while level:
-        level = [child for one in level for child in (one.values() if isinstance(one, dict) else one)]
-        level, depth = [one for one in level if isinstance(one, dict | list)], depth + 1
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
+        level, depth = [node for node in level if isinstance(node, dict | list)], depth + 1
         if depth > MOST_LEVELS:
             raise Damaged(f"{name} is nested deeper than {MOST_LEVELS} levels")
     return value
 
 
 def _check_types(manifest: dict[str, Any]) -> None:
-    """Raise TypeError unless what others count on is what it should be."""
+    """Raises TypeError unless the fields that callers rely on have their types."""
     counts = [manifest.get(name, 0) for name in ("step", "epoch")]
     counts += [file["size"] for file in manifest["files"].values()]
     if any(type(count) is not int or count < 0 for count in counts):
-        raise TypeError("a count is none")
+        raise TypeError("a count is not a whole number")
     if not isinstance(manifest.get("state", {}), dict) or not isinstance(manifest.get("config_hash", ""), str):
-        raise TypeError("the state or the hash is none")
+        raise TypeError("the state or the hash has the wrong type")
 
 
 @contextmanager
@@ -134,7 +136,7 @@ def _damage(name: str = MANIFEST) -> Iterator[None]:
 
 
 def files_of(item: str, names: Iterable[str]) -> list[str]:
-    """Those of a checkpoint's files that hold the tensors of `item`: one or more, or so from each rank."""
+    """Returns the checkpoint's files that hold the tensors of `item`: one or more, from each rank or from one."""
     of_it = re.compile(re.escape(item) + rf"({'|'.join(APART)})?(-\d{{5}}-of-\d{{5}})?\.safetensors")
     return [name for name in names if of_it.fullmatch(name)]
 

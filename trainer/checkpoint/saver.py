@@ -1,7 +1,7 @@
-"""Writing checkpoints, one at a time: in the caller's time, or from a copy of the state in a thread of their own.
+"""Writes checkpoints, one at a time: in the caller's thread, or in one of its own from a copy of the state.
 
-Training stands still only for the copy, into host memory that is kept from one save to the next. Several ranks all call
-every method at the same point, and each writes what it holds; the manifest comes last, once all of them are durable.
+Training pauses only for the copy, into host memory that is reused by later saves. All ranks call every method at the
+same point, and each writes its own part; the manifest comes last, once all files are durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint import files
 from trainer.checkpoint.location import DISK, Disk
-from trainer.checkpoint.stored import Stored
+from trainer.checkpoint.stored_tensors import Stored
 from trainer.errors import CheckpointError
 from trainer.files.durable import sync
 from trainer.report import CheckpointRef, numbers
@@ -34,35 +34,35 @@ log = logging.getLogger(__name__)
 
 
 class Alone:
-    """What saving and loading ask of the ranks that do it together, and the answers of one process."""
+    """The interface through which ranks save and load together, implemented for one process."""
 
-    first = True  # whether this is rank 0
-    suffix = ""  # of the names of this rank's files
+    first = True  # True on rank 0
+    suffix = ""  # ends the names of this rank's files
 
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        """What this rank saves of it, None for nothing; and where in the whole that begins, None if it is the whole."""
+        """Returns this rank's part of the tensor to save, None for nothing, and its offset, None for the whole."""
         return tensor, None
 
     def take(self, path: tuple[str, ...], stored: Stored) -> Any:
-        """What this rank reads of the tensor that stands at these keys of a saved state."""
+        """Returns this rank's part of the tensor at these keys of a saved state."""
         return stored.read()
 
     def agree(self, value: Any) -> Any:
-        """Rank 0's value."""
+        """Returns rank 0's value."""
         return value
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Every rank's value on rank 0, in their order, None on the others; called by the thread that saves."""
+        """Returns every rank's value in order on rank 0, None on the others; called by the thread that saves."""
         return [value]
 
     def heard(self, durable: int) -> int:
-        """Rank 0's `Saver.durable`, as of the last window."""
+        """Returns rank 0's `Saver.durable` of the last window."""
         return durable
 
 
 @dataclass(frozen=True)
 class _Save:
-    """One save: of `state`, under the name `tmp` until it is `path`. `header` goes to the manifest."""
+    """One save of `state`, under the name `tmp` until it is complete at `path`. `header` goes to the manifest."""
 
     state: files.Packed
     tmp: Path
@@ -74,14 +74,15 @@ class _Save:
 class Saver:
     """Saves below `directory` for the attempt that holds `fence`; one save at a time.
 
-    `start` begins one, `finish` waits for it, `ready` says whether that would take no time. `reserve` makes the memory
-    for copies beforehand. `ranks` save together. What is saved lies in `place`, and until it is whole in `directory`.
+    `start` begins a save, `finish` waits for it, and `ready` is True once `finish` would return at once. `reserve`
+    allocates the memory for copies beforehand. `ranks` save together. Checkpoints are stored in `location`, and built
+    in `directory`.
     """
 
-    def __init__(self, directory: Path, fence: int, config_hash: str, place: Disk = DISK) -> None:
-        self.directory, self.fence, self.config_hash, self.place = directory, fence, config_hash, place
+    def __init__(self, directory: Path, fence: int, config_hash: str, location: Disk = DISK) -> None:
+        self.directory, self.fence, self.config_hash, self.location = directory, fence, config_hash, location
         self.ranks = Alone()
-        self.seconds = 0.0  # for which training has stood still for saves
+        self.seconds = 0.0  # that training has spent waiting for saves
         self._number = 0  # of the last save
         self._finish: Callable[[], CheckpointRef | None] | None = None
         self._future: Future[CheckpointRef | None] | None = None
@@ -91,12 +92,12 @@ class Saver:
 
     @property
     def durable(self) -> int:
-        """The number of this process's save once it has ended, 0 before."""
+        """Returns the number of this process's save once it has ended, 0 before."""
         return self._number if self._future is not None and self._future.done() else 0
 
     @property
     def ready(self) -> bool:
-        """The same on all ranks."""
+        """Returns True once the save has ended; the same on all ranks."""
         return self._future is not None and self.ranks.heard(self.durable) == self._number
 
     def start(
@@ -109,8 +110,10 @@ class Saver:
         background: bool,
         copied: Mapping[str, Path] | None = None,
     ) -> None:
-        """Begin to save `state`, in the `background` from a copy, else as it is once `finish` is called, and files
-        `copied` by their names; raises CheckpointError."""
+        """Begins to save `state`, and files `copied` by their names; raises CheckpointError.
+
+        In the `background` it is saved from a copy, else in its state when `finish` is called.
+        """
         assert self._finish is None, "one save at a time"
         began = time.perf_counter()
         self._number += 1
@@ -127,7 +130,7 @@ class Saver:
         self.seconds += time.perf_counter() - began
 
     def finish(self) -> CheckpointRef | None:
-        """The checkpoint that `start` began, now durable; None where there is none. Raises CheckpointError."""
+        """Returns the checkpoint that `start` began, now durable; None if there is none. Raises CheckpointError."""
         finish, self._finish = self._finish, None
         if finish is None:
             return None
@@ -139,12 +142,12 @@ class Saver:
             self.seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Wait for the thread, and drop what it has saved if nobody has asked for it."""
+        """Waits for the thread, and drops its save if nothing has fetched it."""
         future, self._future, self._finish = self._future, None, None
         try:
             if future is not None and (ref := future.result()) is not None:
-                self.place.discard(ref.path)
-        except (CheckpointError, OSError, RuntimeError) as error:  # another error ends the attempt, and is what counts
+                self.location.discard(ref.path)
+        except (CheckpointError, OSError, RuntimeError) as error:  # the error that ends the attempt matters more
             log.warning("a save that nothing waits for any more has failed: %s", error)
         if self._thread is not None:
             self._thread.shutdown()
@@ -161,23 +164,23 @@ class Saver:
         return self._thread.submit(call, *arguments)
 
     def reserve(self, state: dict[str, Any]) -> None:
-        """In the thread, make and touch the memory for copies of such a state: its first use costs more than a copy."""
+        """Allocates and touches the copies' memory in the thread, because its first use costs more than a copy."""
         self._reserving = self._submit(self._touch, files.pack(state, self.ranks.mine))
 
     def _touch(self, packed: files.Packed) -> None:
-        for item, tensors in packed.tensors.items():
+        for name, tensors in packed.tensors.items():
             for key, tensor in tensors.items():
-                self._buffer((item, key), tensor).zero_()
+                self._buffer((name, key), tensor).zero_()
 
     def _copied(self, packed: files.Packed) -> files.Packed:
-        """The tensors, copied to the host; buffers of the last copy are used again."""
+        """Returns the state with its tensors copied to the host, into the buffers of the last copy."""
         if self._reserving is not None:
             self._reserving.result()
         copies: dict[str, dict[str, Tensor]] = {}
-        for item, tensors in packed.tensors.items():
-            copies[item] = {key: self._buffer((item, key), tensor) for key, tensor in tensors.items()}
+        for name, tensors in packed.tensors.items():
+            copies[name] = {key: self._buffer((name, key), tensor) for key, tensor in tensors.items()}
             for key, tensor in tensors.items():
-                copies[item][key].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+                copies[name][key].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         if any(tensor.is_cuda for tensors in packed.tensors.values() for tensor in tensors.values()):
             import torch
 
@@ -185,41 +188,41 @@ class Saver:
         return replace(packed, tensors=copies)
 
     def _buffer(self, name: tuple[str, str], like: Tensor) -> Tensor:
-        found = self._buffers.get(name)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != like.shape or buffer.dtype != like.dtype:
             import torch
 
-            found = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
-            self._buffers[name] = found
-        return found
+            buffer = torch.empty(like.shape, dtype=like.dtype, pin_memory=like.is_cuda)
+            self._buffers[name] = buffer
+        return buffer
 
     def _write(self, save: _Save) -> CheckpointRef | None:
-        """Make it durable; the checkpoint on rank 0, None on the others. Raises CheckpointError."""
+        """Makes the save durable. Returns the checkpoint on rank 0, None on the others. Raises CheckpointError."""
         try:
-            mine = self._write_mine(save)
-            parts = self.ranks.gather(mine)
+            entries = self._write_mine(save)
+            parts = self.ranks.gather(entries)
             return None if parts is None else self._complete(save, parts)
         except OSError as error:
-            # After the rename, a failed sync leaves a directory of which nobody can tell whether it is durable.
+            # If a sync fails after the rename, nobody can tell whether the directory is durable.
             shutil.rmtree(save.tmp, ignore_errors=True)
             with suppress(OSError):
-                self.place.discard(save.path)
-            where, why = self.place.shown(self.directory), error.strerror or str(error).rstrip(".")
+                self.location.discard(save.path)
+            where, why = self.location.shown(self.directory), error.strerror or str(error).rstrip(".")
             raise CheckpointError(
                 f"the checkpoint of step {save.header['step']} could not be written to {where}: {why}; the ones "
-                "before it are intact. Mend that, then resume."
+                "before it are intact. Fix that, then resume."
             ) from error
 
     def _write_mine(self, save: _Save) -> dict[str, Any] | OSError:
-        """This rank's files for the manifest; what goes wrong is told to rank 0."""
+        """Returns this rank's entries of the manifest, or the error, which rank 0 then raises."""
         try:
             if save.state.tensors or self.ranks.first:
                 _make_durably(self.directory)
-                self.place.begin(save.tmp)
-            mine = files.write_mine(save.tmp, save.state, self.ranks.suffix)
-            self.place.send(save.tmp, save.path, mine)
+                self.location.begin(save.tmp)
+            entries = files.write_mine(save.tmp, save.state, self.ranks.suffix)
+            self.location.send(save.tmp, save.path, entries)
             failpoint("checkpoint.after_files")
-            return mine
+            return entries
         except OSError as error:
             return error
 
@@ -233,13 +236,13 @@ class Saver:
         header = save.header | ({"torch": torch.__version__} if torch else {})
         sha256, size = files.complete(save.tmp, save.state, header, written)
         failpoint("checkpoint.before_rename")
-        self.place.publish(save.tmp, save.path)
+        self.location.publish(save.tmp, save.path)
         failpoint("checkpoint.after_rename")
         return CheckpointRef(save.path, save.header["step"], save.header["epoch"], sha256, size, save.metrics)
 
 
 def _make_durably(directory: Path) -> None:
-    """Make the directory and its missing parents, each of them synced into its own parent."""
+    """Makes the directory and its missing parents, each of them synced into its own parent."""
     if not directory.is_dir():
         _make_durably(directory.parent)
         directory.mkdir(exist_ok=True)

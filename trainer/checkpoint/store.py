@@ -1,8 +1,8 @@
-"""The checkpoints of one trial, as one attempt sees them.
+"""Holds the checkpoints of one trial for one attempt.
 
-A save is durable before anyone hears of it: written under a temporary name, every file synced, then the manifest, then
-renamed, then the parent directory synced. No name is used twice, so an old checkpoint is never written over. It counts
-only once the ledger has a row for it; until then it is an orphan, and swept by a later attempt.
+A save is durable before it is announced: written under a temporary name, every file synced, then the manifest, then
+renamed, then the parent directory synced. No name is used twice, so an old checkpoint is never overwritten. A
+checkpoint counts only once the ledger has a row for it; until then it is an orphan, which a later attempt sweeps.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.checkpoint import copied, files, manifest
+from trainer.checkpoint import copied_files, files, manifest
 from trainer.checkpoint.location import DISK, Disk
 from trainer.checkpoint.saver import Saver
-from trainer.checkpoint.stored import Take, whole
+from trainer.checkpoint.stored_tensors import Take, whole
 from trainer.config import CheckpointConfig
 from trainer.errors import CheckpointError
 from trainer.report import CheckpointRef
@@ -35,7 +35,10 @@ Changes = Mapping[str, Mapping[str, Any]]  # directory name -> column of its row
 
 @dataclass(frozen=True)
 class Damage:
-    """A committed checkpoint that could not be used, and why; `path` is where it lies now, `shown` as users know it."""
+    """A committed checkpoint that could not be used, with the reason.
+
+    `path` is its new path, `shown` the user's name for it.
+    """
 
     ref: CheckpointRef
     path: Path
@@ -46,11 +49,11 @@ class Damage:
 class CheckpointStore:
     """Saves, loads and drops the checkpoints in `directory` for the attempt that holds `fence`.
 
-    `committed` are those the ledger has kept, newest first, and `flagged` the directory name of the one its row calls
-    the best. `on_change(changes)` is told, by directory name,
-    what rows are to become (`state`: "deleted" before the files go, or "damaged"; `best`: 0 or 1), all at once; it
-    returns the names of those that must not be deleted, and what it raises, such as Fenced, leaves the files.
-    `config_hash` is noted in each manifest. `saver` writes. `place` is where they lie, by their paths.
+    `committed` are the ones that the ledger has kept, newest first, and `flagged` the directory name of the one that
+    its row marks as the best. `on_change(changes)` is called with all changes of rows at once, by directory name
+    (`state`: "deleted" before the files are removed, or "damaged"; `best`: 0 or 1). It returns the names of checkpoints
+    that must not be deleted; an error that it raises, such as Fenced, leaves the files in place. `config_hash` is
+    written into each manifest. `saver` writes. `location` is where they are stored, by their paths.
     """
 
     def __init__(
@@ -62,14 +65,14 @@ class CheckpointStore:
         flagged: Sequence[str] = (),
         config_hash: str = "",
         on_change: Callable[[Changes], Collection[str]] | None = None,
-        place: Disk = DISK,
+        location: Disk = DISK,
     ) -> None:
-        self.directory, self.place = directory, place
+        self.directory, self.location = directory, location
         self.fence = fence
         self.kept = list(committed)
         self.flagged = set(flagged)
         self.damaged: list[Damage] = []
-        self.saver = Saver(directory, fence, config_hash, place)
+        self.saver = Saver(directory, fence, config_hash, location)
         self._on_change = on_change or (lambda changes: ())
 
     def save(
@@ -79,27 +82,29 @@ class CheckpointStore:
         step: int,
         epoch: int,
         metrics: Mapping[str, float] | None = None,
-        files: copied.Source | None = None,
+        files: copied_files.Source | None = None,
     ) -> CheckpointRef:
-        """Write `state` and make it durable; it is an orphan until `commit`. Raises CheckpointError.
+        """Writes `state` and makes it durable; it is an orphan until `commit`. Raises CheckpointError.
 
-        `metrics` are those of its step, by which retention judges it. `files`, a directory, a file, or a mapping of
-        names to files, are copied whole, whatever their format; `copy_files` gives them back.
+        `metrics` are those of its step; retention ranks checkpoints by them. `files`, a directory, a file, or a mapping
+        of names to files, are copied whole, in any format; `copy_files` reads them back.
         """
-        whole = None if files is None else copied.found(files)
+        whole = None if files is None else copied_files.found(files)
         self.saver.start(state, step=step, epoch=epoch, metrics=metrics or {}, background=False, copied=whole)
         ref = self.saver.finish()
         assert ref is not None, "one process"
         return ref
 
     def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
-        """The ledger has the row of `ref` now: keep it, and drop what `keep` does not ask for."""
+        """Keeps `ref`, whose row is now in the ledger, and drops checkpoints that `keep` does not require."""
         self.kept.insert(0, ref)
         self.tidy(keep, pinned)
 
     def tidy(self, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
-        """Flag the best of those kept, and drop what `keep` does not ask for; also what a kill left undone. The newest
-        of a step that is `pinned` stays as well."""
+        """Flags the best kept checkpoint, and drops those that `keep` does not require, including leftovers of a kill.
+
+        The newest at a step that is `pinned` stays as well.
+        """
         best = self._best(keep)
         wanted = {ref.path.name for ref in best[:1]}
         names = (ref.path.name for ref in self.kept)
@@ -107,7 +112,7 @@ class CheckpointStore:
             name: {"best": int(name in wanted)} for name in names if name in wanted ^ self.flagged
         }
         needed_again = [ref for ref in self.kept if pinned is not None and pinned(ref.step)][:1]
-        dropped = expired(self.kept, keep, best, needed_again, self.place)
+        dropped = expired(self.kept, keep, best, needed_again, self.location)
         for old in dropped:
             changes.setdefault(old.path.name, {})["state"] = "deleted"
         needed = self._on_change(changes) if changes else ()
@@ -120,14 +125,14 @@ class CheckpointStore:
     def _best(self, keep: CheckpointConfig) -> list[CheckpointRef]:
         if keep.monitor is None:
             return []
-        own = [ref for ref in self.kept if self.owns(ref)]
-        values = {ref.path: ref.metrics.get(keep.monitor, math.nan) for ref in own}
-        return best_of(own, values, keep.mode)[: keep.keep_best]
+        owned = [ref for ref in self.kept if self.owns(ref)]
+        values = {ref.path: ref.metrics.get(keep.monitor, math.nan) for ref in owned}
+        return best_of(owned, values, keep.mode)[: keep.keep_best]
 
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
-        """The newest committed state that is undamaged, its tensors on the CPU; None where there is none.
+        """Returns the newest committed state that is undamaged, its tensors on the CPU; None if there is none.
 
-        A damaged checkpoint is renamed `*.corrupt`, leaves `kept` and enters `damaged`. One that lies outside
+        A damaged checkpoint is renamed `*.corrupt`, leaves `kept` and enters `damaged`. A checkpoint outside
         `directory` belongs to another trial and cannot be trained anew here: it stays, and CheckpointError is raised.
         """
         while self.kept:
@@ -136,64 +141,67 @@ class CheckpointStore:
                 return self.read(ref), ref
             except files.Damaged as damage:
                 if not self.owns(ref):
-                    raise CheckpointError(f"checkpoint {self.place.shown(ref.path)} is damaged: {damage}.") from damage
+                    shown = self.location.shown(ref.path)
+                    raise CheckpointError(f"checkpoint {shown} is damaged: {damage}.") from damage
                 self._on_change({ref.path.name: {"state": "damaged"}})
-                aside = self.place.set_aside(ref.path)
-                self.damaged.append(Damage(ref, aside, str(damage), self.place.shown(aside)))
+                aside = self.location.set_aside(ref.path)
+                self.damaged.append(Damage(ref, aside, str(damage), self.location.shown(aside)))
                 self.kept.pop(0)
         return None
 
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
-        """The newest committed state of a step that is `scheduled` and undamaged; None where there is none."""
+        """Returns the newest committed, undamaged state of a step that is `scheduled`; None if there is none."""
         for ref in self.kept:
             if scheduled(ref.step) and self.owns(ref):
                 try:
                     return self.read(ref), ref
                 except files.Damaged as damage:
                     log.warning(
-                        "checkpoint %s is damaged, an older one is used: %s", self.place.shown(ref.path), damage
+                        "checkpoint %s is damaged, an older one is used: %s", self.location.shown(ref.path), damage
                     )
         return None
 
     def read(self, ref: CheckpointRef, *, verified: bool = False) -> dict[str, Any]:
-        """What this rank reads of a committed state; raises Damaged. `verified`: rank 0 has just found its files whole,
-        which says nothing of a copy that this rank makes."""
-        with self.place.opened(ref.path, ref.sha256) as directory:
+        """Returns this rank's part of a committed state; raises Damaged.
+
+        `verified` means that rank 0 has just checked its files, which does not cover a copy that this rank makes.
+        """
+        with self.location.opened(ref.path, ref.sha256) as directory:
             known = verified and directory == ref.path
             return files.read(directory, ref.sha256, self.saver.ranks.take, verified=known)[0]
 
     def copy_files(self, ref: CheckpointRef, target: Path) -> list[str]:
-        """Copy the files that `save` was given into the directory `target`; their names. Raises Damaged."""
-        with self.place.opened(ref.path, ref.sha256) as directory:
-            names = copied.of_manifest(manifest.check(directory, ref.sha256)["files"])
+        """Copies the files passed to `save` into the directory `target`; returns their names. Raises Damaged."""
+        with self.location.opened(ref.path, ref.sha256) as directory:
+            names = copied_files.of_manifest(manifest.check(directory, ref.sha256)["files"])
             for name in names:
-                copied.check_name(name)
+                copied_files.check_name(name)
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(directory / copied.FILES / name, target / name)
+                shutil.copyfile(directory / copied_files.FILES / name, target / name)
             return names
 
     def load(self, path: Path) -> dict[str, Any]:
-        """The state in a directory that a user names. Raises CheckpointError."""
+        """Returns the state in a directory that a user names. Raises CheckpointError."""
         return load(path, self.saver.ranks.take)
 
     def owns(self, ref: CheckpointRef) -> bool:
-        """Whether `ref` is this trial's own, and not one to start from that another trial has left."""
+        """Returns True if `ref` is this trial's own, rather than another trial's that this one started from."""
         return ref.path.parent == self.directory
 
     def remove(self, ref: CheckpointRef) -> None:
-        """Remove the files of a checkpoint whose row is gone; what cannot be removed now is swept later."""
+        """Removes the files of a checkpoint whose row is gone; those that cannot be removed now are swept later."""
         self.kept = [kept for kept in self.kept if kept.path != ref.path]
         if self.owns(ref):
             self._discard(ref.path)
 
     def sweep(self, committed: Collection[str] = ()) -> list[Path]:
-        """Remove what no row vouches for: orphans and unfinished saves of this attempt and those before it.
+        """Removes directories without a row: orphans and unfinished saves of this attempt and earlier ones.
 
-        A later attempt's are left alone, so one that has been fenced without knowing does no harm; so are those that
-        are `committed` by directory name, of which this attempt may not have heard.
+        Directories of later attempts are kept, so an attempt that was fenced unknowingly does no harm. So are those
+        `committed`, by directory name, of which this attempt may not know.
         """
         kept = {ref.path.name for ref in self.kept} | set(committed)
-        entries = self.place.entries(self.directory)
+        entries = self.location.entries(self.directory)
         kept |= {path.stem for path in entries if path.suffix == ".corrupt"}
         orphans = [
             path
@@ -206,9 +214,9 @@ class CheckpointStore:
 
     def _discard(self, path: Path) -> None:
         try:
-            self.place.discard(path)
+            self.location.discard(path)
         except OSError as error:
-            log.warning("checkpoint %s could not be removed: %s", self.place.shown(path), error.strerror or error)
+            log.warning("checkpoint %s could not be removed: %s", self.location.shown(path), error.strerror or error)
 
 
 def expired(
@@ -216,29 +224,32 @@ def expired(
     keep: CheckpointConfig,
     best: Sequence[CheckpointRef] = (),
     needed: Sequence[CheckpointRef] = (),
-    place: Disk = DISK,
+    location: Disk = DISK,
 ) -> list[CheckpointRef]:
-    """Which of `committed` (newest first) to drop: all but the newest `keep_last`, the `best` (best first), the first
-    of each `keep_every` epochs and those `needed`, and of these what does not fit into `max_bytes`, the oldest first;
-    the newest, the best and those needed stay whatever they take. A file that several of them share counts once."""
-    asked = {ref.path for ref in (*committed[: keep.keep_last], *best, *_regular(committed, keep.keep_every), *needed)}
+    """Returns the checkpoints of `committed` (newest first) to drop.
+
+    Kept are the newest `keep_last`, the `best` (best first), the first of each `keep_every` epochs and those `needed`.
+    Of these the oldest are dropped until the rest fits into `max_bytes`; the newest, the best and those needed always
+    stay. A file that several of them share counts once.
+    """
+    kept = {ref.path for ref in (*committed[: keep.keep_last], *best, *_regular(committed, keep.keep_every), *needed)}
     stay = {ref.path for ref in (*committed[:1], *best[:1], *needed)}
     if keep.max_bytes is None:
-        return [ref for ref in committed if ref.path not in asked]
-    held: dict[Any, int] = {}
+        return [ref for ref in committed if ref.path not in kept]
+    sizes: dict[Any, int] = {}
     for ref in (ref for ref in committed if ref.path in stay):
-        held |= place.sizes(ref.path, ref.size)
-    for ref in (ref for ref in committed if ref.path in asked - stay):
-        more = {**held, **place.sizes(ref.path, ref.size)}
+        sizes |= location.sizes(ref.path, ref.size)
+    for ref in (ref for ref in committed if ref.path in kept - stay):
+        more = {**sizes, **location.sizes(ref.path, ref.size)}
         if sum(more.values()) > keep.max_bytes:
-            asked.remove(ref.path)
+            kept.remove(ref.path)
         else:
-            held = more
-    return [ref for ref in committed if ref.path not in asked]
+            sizes = more
+    return [ref for ref in committed if ref.path not in kept]
 
 
 def _regular(committed: Sequence[CheckpointRef], every: int | None) -> list[CheckpointRef]:
-    """The first one from each `every` epochs on."""
+    """Returns the first checkpoint of each `every` epochs."""
     if every is None:
         return []
     epochs = [ref.epoch // every for ref in committed]
@@ -248,7 +259,10 @@ def _regular(committed: Sequence[CheckpointRef], every: int | None) -> list[Chec
 def best_of(
     committed: Sequence[CheckpointRef], values: Mapping[Path, float], mode: Literal["min", "max"]
 ) -> list[CheckpointRef]:
-    """`committed` (newest first) from best to worst: the earlier step of equals, one of each step, all finite."""
+    """Returns `committed` (newest first) from best to worst; ties go to the earlier step.
+
+    There is one checkpoint for each step, and all values are finite.
+    """
     of_step: dict[int, CheckpointRef] = {}
     for ref in committed:
         if math.isfinite(values[ref.path]):
@@ -257,10 +271,12 @@ def best_of(
     return sorted(of_step.values(), key=lambda ref: (sign * values[ref.path], ref.step))
 
 
-def load(path: Path, take: Take = whole, *, weights_alone: bool = False, shown: str = "") -> dict[str, Any]:
-    """The state in a checkpoint directory that a user names, or what `files.read` gives of it; `shown` is what the user
-    calls it, if not its path. Raises CheckpointError."""
+def load(path: Path, take: Take = whole, *, weights_only: bool = False, shown: str = "") -> dict[str, Any]:
+    """Returns the state in a checkpoint directory that a user names, as `files.read` does. Raises CheckpointError.
+
+    `shown` is the user's name for it, if not its path.
+    """
     try:
-        return files.read(path, None, take, weights_alone=weights_alone)[0]
+        return files.read(path, None, take, weights_only=weights_only)[0]
     except files.Damaged as damage:
         raise CheckpointError(f"checkpoint {shown or path} cannot be used: {damage}.") from damage

@@ -1,4 +1,4 @@
-"""Averages of the weights over training; how they are taken is in trainer/model/averaging.py."""
+"""Holds `train.average`: averages of the weights over training; trainer/model/averaging.py computes them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.config.fields import Frozen, Share
 
 
 class AverageConfig(Frozen):
-    """Evaluate, and save beside the trained weights, an average of them: exponential (ema) or plain (swa)."""
+    """Evaluates, and saves with the trained weights, an average of them: exponential (ema) or plain (swa)."""
 
     name: Literal["none", "ema", "swa"] = "none"
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.999  # ema: what the average keeps at a step
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.999  # ema: the share that the average keeps at a step
     start: Share = 0.75  # swa: after this share of all steps
     every_steps: Annotated[int, Field(ge=1)] = 1  # optimizer steps between two weights that enter it

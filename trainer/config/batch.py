@@ -1,4 +1,4 @@
-"""`train.batch_growth`: batches that grow over a run."""
+"""Holds `train.batch_growth`: batches that grow over a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from trainer.config.fields import Frozen
 
 
 class BatchGrowthConfig(Frozen):
-    """At each of `epochs`, counted from 0, batches become `factor` times as large (Smith et al. 2018, arXiv 1711.00489:
-    in place of steps of the learning rate, by the inverse of theirs)."""
+    """Multiplies the batch size by `factor` at each of `epochs`, counted from 0.
+
+    This replaces steps of the learning rate by the inverse factor (Smith et al. 2018, arXiv 1711.00489).
+    """
 
     epochs: tuple[Annotated[int, Field(ge=1)], ...] = ()
     factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
 
     def size(self, first: int, epoch: int) -> int:
-        """Samples of a batch of epoch `epoch`, where those of epoch 0 have `first`."""
+        """Returns the samples of a batch in epoch `epoch`, if a batch of epoch 0 has `first`."""
         return round(first * self.factor ** bisect_right(self.epochs, epoch))
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Parts that a study may put into the configuration of its data."""
+"""Holds parts that a study may put into the configuration of its data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.config.fields import Frozen, Positive
 
 
 class CurriculumConfig(Frozen):
-    """The easiest `start` of the samples is visible at first, all of them after `epochs` epochs."""
+    """Shows the easiest `start` of the samples at first, and all of them after `epochs` epochs."""
 
     start: Annotated[float, Field(gt=0, le=1)] = 0.2
     epochs: Positive = 5.0

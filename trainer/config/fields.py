@@ -1,4 +1,4 @@
-"""Field types that configurations share."""
+"""Holds field types that configurations share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def size(value: Any) -> Any:
-    """Bytes of `10GB` (10^10), `512 MiB` (512 * 2^20) or `4096`; what is no text stays as it is.
+    """Returns the bytes of `10GB` (10^10), `512 MiB` (512 * 2^20) or `4096`; values other than text as they are.
 
-    Raises ValueError for text that is no size.
+    Raises ValueError for text that is not a size.
     """
     if not isinstance(value, str):
         return value
@@ -33,7 +33,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Frozen(BaseModel):
-    """A part of the configuration: immutable, and every field is known."""
+    """A part of the configuration: immutable, and unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,7 +1,7 @@
-"""Says which fields of `TrainConfig` a run reads only where another field has it do so, and what follows where not.
+"""Lists the fields of `TrainConfig` that a run reads only if another field is set, and checks them.
 
-`TrainConfig` refuses what is a mistake wherever it stands; `hpo run` refuses what an option sets and no trial of the
-study's space reads; `fit` reports the rest as an event. All of them read the one table here. Torch-free.
+`TrainConfig` refuses combinations that are always a mistake; `hpo run` refuses an option that no trial of the study's
+space reads; `fit` reports the rest as an event. All of them read the one table here. Torch-free.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-# refused: no configuration may have it, since the field that switches it on is off and names nothing to choose from.
-# option: a space may draw the switch, and a trial whose draw is another then has an event; an option that no trial
-#     reads is refused.
-# told: whether it is read depends on where a trial runs, on how many ranks say; a trial that does not has an event.
+# refused: no configuration may set it, since the field that switches it on is off and offers no choice.
+# option: a space may draw the switch, and a trial that draws it off has an event; an option that no trial reads is
+#     refused.
+# told: a trial reads it or not by where it runs, on how many ranks for example; if not, the trial has an event.
 Answer = Literal["refused", "option", "told"]
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The field `path` has others read while `on` holds for its value: one of `values` in words, any where empty."""
+    """A field `path` that makes other fields read while `on` is True for its value: `values` in words, any value if
+    empty."""
 
     path: str
     on: Callable[[Any], bool]
@@ -33,7 +34,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """`fields` are read only while one of `switches` is on. A field that ends in a dot stands for all below it."""
+    """`fields` that are read only while one of `switches` is on. A field that ends in a dot stands for all below it."""
 
     fields: tuple[str, ...]
     switches: tuple[Switch, ...]
@@ -43,10 +44,10 @@ class Idle:
         return any(path == field or (field.endswith(".") and path.startswith(field)) for field in self.fields)
 
     def sentence(self, path: str, value: Any, prefix: str = "") -> str:
-        """Says that nothing reads the value, and what to do; each path begins with `prefix`."""
+        """Returns a sentence that the value is not read, and the fix; each path begins with `prefix`."""
         switches = " or ".join(f"{prefix}{switch}" for switch in self.switches)
-        which = "that" if len(self.switches) == 1 else "one of these"
-        return f"{prefix}{path}={value!r} is read only with {switches}: set {which}, or leave {prefix}{path} out."
+        subject = "that" if len(self.switches) == 1 else "one of these"
+        return f"{prefix}{path}={value!r} is read only with {switches}: set {subject}, or leave {prefix}{path} out."
 
 
 def _is(path: str, *values: Any) -> Switch:
@@ -62,7 +63,7 @@ def _several(path: str) -> Switch:
 
 
 _WARMUP_LENGTHS = tuple(_is_given(f"schedule.warmup_{unit}") for unit in ("ratio", "steps", "epochs"))
-_WORKERS = Switch("num_workers", lambda value: value != 0, "1 or more")
+_WORKERS = Switch("num_workers", lambda value: value not in (0, "none"), "1 or more")
 _RANKS = tuple(_several(f"parallel.{axis}") for axis in ("data", "tensor", "pipeline"))
 
 
@@ -110,7 +111,7 @@ TABLE: tuple[Idle, ...] = (
     Idle(("parallel.timeout",), _RANKS, "told"),
 )
 
-# Fields that change how a run goes and none of its numbers, with what they do.
+# Fields that change how a run goes but none of its numbers, with their effects.
 UNSEEN: dict[str, str] = {
     "activations.checkpoint": "computes activations twice in place of keeping them, to the bit",
     "activations.offload": "keeps activations elsewhere, to the bit",
@@ -129,7 +130,7 @@ UNSEEN: dict[str, str] = {
 
 
 def leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted path, the value and the default of each field that has no fields of its own."""
+    """Yields the dotted path, the value and the default of each field that has no fields of its own."""
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
@@ -141,36 +142,36 @@ def leaves(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, Any]
 def rows_unread(
     paths: Iterable[str], possible: Callable[[str], Sequence[Any] | None], *answers: Answer
 ) -> Iterator[tuple[str, Idle]]:
-    """Yields each of `paths` that no run reads, with its row of the table, of the rows with one of `answers`.
+    """Yields each of `paths` that no run reads, with its row of the table, if the row has one of `answers`.
 
-    possible   the values that a field may have; None: any
+    possible   returns the values that a field may have; None: any
     """
     paths = [*paths]
     for row in TABLE:
-        if row.answer in answers and (those := [path for path in paths if path in row]) and not _on(row, possible):
-            yield from ((path, row) for path in those)
+        if row.answer in answers and (idle := [path for path in paths if path in row]) and not _on(row, possible):
+            yield from ((path, row) for path in idle)
 
 
 def _on(row: Idle, possible: Callable[[str], Sequence[Any] | None]) -> bool:
     values = {switch: possible(switch.path) for switch in row.switches}
-    return any(those is None or any(map(switch.on, those)) for switch, those in values.items())
+    return any(choices is None or any(map(switch.on, choices)) for switch, choices in values.items())
 
 
 def unread(config: Any) -> str:
-    """What `config`, a `TrainConfig`, sets and this run does not read, in sentences; empty where there is nothing."""
-    said = idle_fields(config, "option", "told", prefix="train.")
+    """Returns sentences about the settings of `config`, a `TrainConfig`, that this run does not read; empty if none."""
+    sentences = idle_fields(config, "option", "told", prefix="train.")
     size, share = config.fixed_micro_batch_size, config.largest_share
     if size is not None and size > share:
-        said.append(
+        sentences.append(
             f"train.micro_batch_size={size} is more than the {share} samples that are one rank's of the largest batch: "
             "lower it to accumulate, or leave train.micro_batch_size out."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def idle_fields(config: BaseModel, *answers: Answer, prefix: str = "") -> list[str]:
-    """A sentence for each field of `config`, a `TrainConfig`, that differs from its default and is not read."""
+    """Returns a sentence for each field of `config`, a `TrainConfig`, that is not the default and is not read."""
     values = {path: (value, default) for path, value, default in leaves(config)}
     changed = [path for path, (value, default) in values.items() if value != default]
-    found = dict(rows_unread(changed, lambda path: values[path][:1], *answers))
-    return [row.sentence(path, values[path][0], prefix) for path, row in found.items()]
+    unread_rows = dict(rows_unread(changed, lambda path: values[path][:1], *answers))
+    return [row.sentence(path, values[path][0], prefix) for path, row in unread_rows.items()]

@@ -1,4 +1,4 @@
-"""`train.init`: how weights are drawn; what it means is in trainer/model/init.py."""
+"""Holds `train.init`: the scheme by which weights are drawn; trainer/model/init.py applies it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Scheme = Literal[
 
 
 class InitConfig(Frozen):
-    """How the weights of linear layers and convolutions start; `default` leaves them as the model made them."""
+    """Initialization of the weights of linear layers and convolutions; `default` keeps the model's own."""
 
     name: Scheme = "default"
     gain: Positive = 1.0  # xavier and orthogonal: times this
-    std: Positive = 0.02  # normal and trunc_normal, which is cut at two of them
+    std: Positive = 0.02  # normal and trunc_normal, which is truncated at two of them
     zero_last: bool = False  # the last of these layers starts at 0, its bias too, so that all outputs do

@@ -1,4 +1,4 @@
-"""`train.lanes`: trials that train as lanes of one model, and what may differ between them. Torch-free."""
+"""Holds `train.lanes`: trials that train as lanes of one model, and the fields in which they may differ. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.report import Json
 
 LANES = "train.lanes"
 
-# Whatever else is the same for all lanes: it decides what is computed, and these only with which numbers.
+# All other fields are the same for all lanes: they decide what is computed, and these only the numbers in it.
 LANE_FIELDS = (
     "train.seed",
     "train.num_epochs",
@@ -30,8 +30,10 @@ LANE_FIELDS = (
 
 
 def shared(config: Mapping[str, Any], fields: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Of a whole configuration, as JSON has it, what trials must have in common to train together; `fields` may differ
-    as well as LANE_FIELDS."""
+    """Returns the part of a whole JSON configuration that trials must have in common to train together.
+
+    They may differ in `fields` as well as in LANE_FIELDS.
+    """
     common = copy.deepcopy(dict(config))
     for path in (*LANE_FIELDS, *fields):
         *parents, last = path.split(".")

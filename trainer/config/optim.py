@@ -1,11 +1,11 @@
-"""`train.optim`: the table of optimizers, and what can be set of them. docs/guide/optimizers.md says when to use which.
+"""Holds `train.optim`: the table of optimizers, and their settings. docs/guide/optimizers.md says when to use which.
 
-An optimizer of your own is one class in one file, and either one line in OPTIMIZERS or its dotted path as `name`:
+A custom optimizer is one class in one file, with either a line in OPTIMIZERS or its dotted path as `name`:
 
     hpo run ... -o train.optim.name=my_module:MyOptimizer -o train.optim.lr=0.01 -o train.optim.options.rank=4
 
-It is a torch.optim.Optimizer, importable beside the study's file or from PYTHONPATH, and gets the parameter groups, lr,
-weight_decay, the other hyperparameters that are set, and the options.
+It is a torch.optim.Optimizer, importable from the study file's directory or PYTHONPATH, and gets the parameter groups,
+lr, weight_decay, the other hyperparameters that are set, and the options.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Implementation = Literal["auto", "fused", "foreach", "single"]
 class Known:
     """An optimizer of the table.
 
-    `build` ("module:callable") takes the parameter groups and `defaults`, changed by what is set, by name. `runs_as`
-    has the quickest way first. `sharded` says that it also works on parameters of which a rank holds a part,
-    `takes_complex` that complex ones step as their real and imaginary parts.
+    `build` ("module:callable") takes the parameter groups and, by name, the `defaults` updated by the settings.
+    `runs_as` has the quickest implementation first. `sharded`: it also works on parameters that ranks hold parts of.
+    `takes_complex`: complex parameters step as their real and imaginary parts.
     """
 
     build: str
@@ -38,7 +38,7 @@ class Known:
     takes_complex: bool = False
 
 
-_OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # of an optimizer by its dotted path
+_OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # for an optimizer given by its dotted path
 _ADAM = {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8}
 _TORCH = ("fused", "foreach", "single")
 
@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, Known] = {
         sharded=False,
     ),
     "sm3": Known("trainer.optim.sm3:SM3", {"lr": 0.1, "weight_decay": 1e-4, "momentum": 0.9}, ("single",)),
-    "ranger": Known(  # and Lookahead around it
+    "ranger": Known(  # wrapped in Lookahead
         "trainer.optim.from_torch:radam",
         {"lr": 1e-3, "weight_decay": 0.01, "betas": (0.95, 0.999), "eps": 1e-5},
         sharded=False,
@@ -110,29 +110,29 @@ def _known(name: str) -> str:
 
 
 class LookaheadConfig(Frozen):
-    """Every `k` steps go back to a point `alpha` of the way from the last such point (Zhang et al. 2019)."""
+    """Returns every `k` steps to a point `alpha` of the way from the last such point (Zhang et al. 2019)."""
 
     k: Annotated[int, Field(ge=1)] | None = None  # None: 5; ranger 6
     alpha: Annotated[float, Field(gt=0, le=1)] = 0.5
 
 
 class SamConfig(Frozen):
-    """Step by the gradient at the worst point within `rho` (Foret et al. 2021): each step costs two passes."""
+    """Steps by the gradient at the worst point within `rho` (Foret et al. 2021): each step costs two passes."""
 
     rho: Positive = 0.05
     adaptive: bool = False  # the neighbourhood scales with each weight (Kwon et al. 2021); use a rho about ten times
 
 
 class GroupConfig(Frozen):
-    """Parameters whose names match `pattern` (fnmatch), of what no earlier pattern has matched."""
+    """Settings of the parameters whose names match `pattern` (fnmatch) and no earlier pattern."""
 
     pattern: Annotated[str, Field(min_length=1)]
-    lr_scale: NonNegative = 1.0  # times the learning rate, and times what layer_decay gives
+    lr_scale: NonNegative = 1.0  # factor of the learning rate, on top of layer_decay's
     weight_decay: NonNegative | None = None  # None: as without the pattern
 
 
 class OptimConfig(Frozen):
-    """The optimizer. A field that is None has the default of the chosen optimizer (OPTIMIZERS), which must know it.
+    """The optimizer. A field that is None has the default of the chosen optimizer (OPTIMIZERS), which must have it.
 
     Norms, biases and other parameters of fewer than two dimensions are not decayed, unless `groups` says so.
     """
@@ -143,19 +143,19 @@ class OptimConfig(Frozen):
     momentum: Beta | None = None
     nesterov: bool | None = None
     betas: tuple[Beta, Beta] | None = None
-    beta1: Beta | None = None  # one of the betas, with a path of its own to search
+    beta1: Beta | None = None  # one of the betas, with its own path to search
     beta2: Beta | None = None
     eps: Positive | None = None
     trust_coefficient: Positive | None = None  # lars: a step's size as a share of the layer's weights, at lr 1
     gamma: Positive | None = None  # sophia: scales the curvature; the larger, the fewer entries are clipped
-    update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between looks at curvature
+    update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between curvature updates
     max_dim: Annotated[int, Field(ge=1)] | None = None  # soap, shampoo: longer sides of a matrix stay as they are
     beta2_decay: Annotated[float, Field(lt=0, ge=-1)] | None = None  # adafactor: beta2 at step t is 1 - t^this
     clip_threshold: Annotated[float, Field(ge=1)] | None = None  # adafactor: the largest RMS of an unscaled update
     ns_steps: Annotated[int, Field(ge=1, le=20)] | None = None  # muon: iterations that orthogonalise an update
     adamw: tuple[str, ...] | None = None  # muon: patterns of matrices that AdamW trains; it has all embeddings anyway
-    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)  # what has no field here
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # learning rate of a block over that of the next deeper one
+    options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)  # settings without a field here
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0  # a block's learning rate over the next deeper one's
     groups: tuple[GroupConfig, ...] = ()
     implementation: Implementation = "auto"  # auto: the quickest; each of them gives the same bits on every run
     wrap: Literal["none", "lookahead", "sam"] = "none"
@@ -164,23 +164,23 @@ class OptimConfig(Frozen):
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """What the optimizer is built with, by name: its defaults, changed by what is set."""
+        """Returns the optimizer's hyperparameters, by name: its defaults, updated by the settings."""
         defaults = OPTIMIZERS[self.name].defaults if self.name in OPTIMIZERS else _OF_ONES_OWN
-        given = {name: value for name in _HYPERPARAMETERS if (value := getattr(self, name)) is not None}
-        beta1, beta2 = given.pop("beta1", None), given.pop("beta2", None)
+        settings = {name: value for name in _HYPERPARAMETERS if (value := getattr(self, name)) is not None}
+        beta1, beta2 = settings.pop("beta1", None), settings.pop("beta2", None)
         if beta1 is not None or beta2 is not None:
             first, second = defaults.get("betas", (0.9, 0.999))
-            given["betas"] = (first if beta1 is None else beta1, second if beta2 is None else beta2)
-        return {**defaults, **given, **self.options}
+            settings["betas"] = (first if beta1 is None else beta1, second if beta2 is None else beta2)
+        return {**defaults, **settings, **self.options}
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the optimizer is called with: all but muon's patterns, which sort parameters into groups."""
+        """Returns the optimizer's keyword arguments: all but muon's patterns, which sort parameters into groups."""
         return {name: value for name, value in self.hyperparameters.items() if name != "adamw"}
 
     @property
     def lookahead_k(self) -> int | None:
-        """The steps of a cycle of Lookahead; None where there is none. Ranger is RAdam within Lookahead."""
+        """Returns the steps of a cycle of Lookahead; None without it. Ranger is RAdam within Lookahead."""
         if self.wrap != "lookahead" and self.name != "ranger":
             return None
         return self.lookahead.k or (6 if self.name == "ranger" else 5)
@@ -201,10 +201,10 @@ class OptimConfig(Frozen):
         return self
 
     def _check_known(self, known: Known) -> None:
-        own = [name for name in known.defaults if name in _HYPERPARAMETERS]
-        fields = {*own, *(("beta1", "beta2") if "betas" in own else ())}
-        if twice := fields & set(self.options):
-            name = min(twice)
+        names = [name for name in known.defaults if name in _HYPERPARAMETERS]
+        fields = {*names, *(("beta1", "beta2") if "betas" in names else ())}
+        if doubled := fields & set(self.options):
+            name = min(doubled)
             raise ValueError(
                 f"options.{name} is set, and {self.name} has a field for it: set train.optim.{name} instead."
             )
@@ -212,7 +212,7 @@ class OptimConfig(Frozen):
         foreign += [f"options.{name}" for name in self.options]
         if foreign:
             raise ValueError(
-                f"{foreign[0]} is set, and {self.name} has none: its own are {', '.join(own)}; "
+                f"{foreign[0]} is set, and {self.name} has none: its own are {', '.join(names)}; "
                 f"leave {foreign[0]} out, or search it only when the name is one that has it."
             )
         if self.implementation not in ("auto", *known.runs_as):

@@ -1,4 +1,4 @@
-"""`train.parallel`: the ranks of a trial, and how its work is divided among them."""
+"""Holds `train.parallel`: the ranks of a trial, and how its work is divided among them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class ParallelConfig(Frozen):
-    """How many ranks (processes, each with a device of its own) train one trial. By default one: no ranks at all.
+    """The number of ranks (processes, each with its own device) that train one trial. By default one: no ranks.
 
-    `data` replicas of the model each take their share of every batch, so `batch_size` means what it means for one
-    process; `micro_batch_size` is that of one rank's forward pass. `timeout`, in seconds, must exceed the longest that
-    a rank may take for one window, one evaluation or one save: a rank that shows no progress for longer ends the
-    trial.
+    `data` replicas of the model each take a share of every batch, so `batch_size` means the same as for one process;
+    `micro_batch_size` is that of one rank's forward pass. `timeout`, in seconds, must exceed the longest time that a
+    rank may take for one window, evaluation or save: a rank that shows no progress for longer ends the trial.
     """
 
-    nproc: Count | None = None  # ranks of a trial: gives data, nproc / (tensor * pipeline), and is not kept
+    nproc: Count | None = None  # ranks of a trial: sets data to nproc / (tensor * pipeline), and is not kept
     data: Count = 1
     tensor: Count = 1  # ranks of one replica, which divide the layers that the task's parallel_plan names
     pipeline: Count = 1  # ranks of one replica, which hold successive stages of the parts in the task's pipeline_plan
@@ -29,14 +28,14 @@ class ParallelConfig(Frozen):
     schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
     stages_per_rank: Annotated[int, Field(ge=2)] = 2  # of schedule=interleaved
     shard: Literal["none", "zero1", "zero2", "zero3"] = "none"  # over the replicas: see docs/guide/distributed.md
-    offload: bool = False  # what zero2 and zero3 divide lies in the host's memory, and is fetched layer by layer
-    # In which zero3's ranks send one another parameters: bf16 halves it. Gradients are added up in fp32 in any case.
+    offload: bool = False  # keeps the parts of zero2 and zero3 in host memory, and fetches them layer by layer
+    # Format in which zero3's ranks exchange parameters: bf16 halves the traffic. Gradients are summed in fp32 anyway.
     gather: Literal["fp32", "bf16"] = "fp32"
-    bucket_mb: Positive = 25.0  # of gradients that are reduced at once, while backward goes on
+    bucket_mb: Positive = 25.0  # MB of gradients that are reduced at once, during backward
     static_graph: bool = False  # every step uses the same parameters in the same order: DDP may reorder its work
     find_unused: bool = False  # some parameters get no gradient in some steps
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"  # of gradients on their way between ranks
-    powersgd_rank: Count = 2  # of the matrices that compression=powersgd sends: two factors of so many columns
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"  # of gradients sent between ranks
+    powersgd_rank: Count = 2  # columns of the two factors that compression=powersgd sends
     sync_batchnorm: bool = False  # batch statistics over all ranks; GPU only
     context: Count = 1  # ranks of one sequence, and
     expert: Count = 1  # of one layer's experts: both refused, and docs/guide/distributed.md says why
@@ -44,21 +43,21 @@ class ParallelConfig(Frozen):
 
     @property
     def ranks(self) -> int:
-        """Processes of one trial."""
+        """Returns the number of processes of one trial."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def stages(self) -> int:
-        """Into which a pipeline divides the model."""
+        """Returns the number of stages into which a pipeline divides the model."""
         return self.pipeline * (self.stages_per_rank if self.schedule == "interleaved" else 1)
 
     @property
     def parts(self) -> bool:
-        """Whether a rank holds parts of parameters."""
+        """Returns True if ranks hold only parts of parameters."""
         return self.shard in ("zero2", "zero3") or self.tensor > 1
 
     def shape(self) -> dict[str, Any]:
-        """What decides who computes what: the fields that differ from those of one process."""
+        """Returns the fields that decide the division of work and differ from one process's."""
         return self.model_dump(include={"data", "tensor", "pipeline", "shard"}, exclude_defaults=True)
 
     @model_validator(mode="before")
@@ -71,7 +70,7 @@ class ParallelConfig(Frozen):
             return given
         nproc, (tensor, pipeline, data) = given["nproc"], sizes
         if nproc % (tensor * pipeline):
-            raise ValueError(f"nproc={nproc} is no multiple of tensor={tensor} times pipeline={pipeline}.")
+            raise ValueError(f"nproc={nproc} is not a multiple of tensor={tensor} times pipeline={pipeline}.")
         if data not in (1, wanted := nproc // (tensor * pipeline)):
             raise ValueError(f"nproc={nproc} asks for data={wanted}, and data is {data}: leave one of them out.")
         return given | {"nproc": None, "data": wanted}

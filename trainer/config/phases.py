@@ -1,4 +1,4 @@
-"""Weights of the terms of a loss over a run, in phases. For a study's own configuration; torch-free."""
+"""Holds weights of the terms of a loss over a run, in phases. For a study's own configuration; torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.config.fields import Frozen, NonNegative, Share
 
 
 class Phase(Frozen):
-    """From `start`, a share of the run, the terms have these weights."""
+    """Weights of the terms from `start` on, a share of the run."""
 
     start: Share = 0.0
     weights: dict[str, NonNegative]
@@ -19,8 +19,8 @@ class Phase(Frozen):
 class LossWeights(Frozen):
     """Weights by phase, each times its factor in `scale`, which a search may vary: `loss.scale.rank_ic`.
 
-    At the start of a phase the weights move linearly from those before to its own, over the share `blend` of the run:
-    0 is a jump. A term that a phase leaves out has the weight 0.
+    At the start of a phase the weights move linearly from the previous ones to its own, over the share `blend` of the
+    run: 0 is a jump. A term that a phase omits has the weight 0.
     """
 
     phases: tuple[Phase, ...]
@@ -33,7 +33,7 @@ class LossWeights(Frozen):
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"phases start at {starts}: let the first start at 0 and each later than the one before.")
         if any(self.blend > end - start for start, end in pairwise([*starts, 1.0][1:])):
-            raise ValueError(f"blend {self.blend} is longer than a phase of those that start at {starts}: shorten it.")
+            raise ValueError(f"blend {self.blend} is longer than a phase; the phases start at {starts}: shorten it.")
         if unknown := self.scale.keys() - self.terms:
             raise ValueError(f"scale of {min(unknown)!r}, which no phase weighs: give one of {', '.join(self.terms)}.")
         for phase in self.phases:
@@ -43,11 +43,11 @@ class LossWeights(Frozen):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """All terms that some phase weighs."""
+        """Returns all terms that have a weight in some phase."""
         return tuple(dict.fromkeys(term for phase in self.phases for term in phase.weights))
 
     def at(self, progress: float) -> dict[str, float]:
-        """The weights above 0 once the share `progress` of the run is done: `Task.progress`."""
+        """Returns the weights above 0 once the share `progress` of the run is done: `Task.progress`."""
         i = max(i for i, phase in enumerate(self.phases) if phase.start <= progress)
         now, before = self.phases[i], self.phases[max(i - 1, 0)].weights
         share = min((progress - now.start) / self.blend, 1.0) if self.blend > 0 and i > 0 else 1.0

@@ -1,4 +1,4 @@
-"""`train.precision`: the number format of a forward pass; trainer/model/precision.py applies it."""
+"""Holds `train.precision`: the number format of a forward pass; trainer/model/precision.py applies it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"]  # auto: bf16
 
 
 class LossScaleConfig(Frozen):
-    """The factor of fp16's loss: it starts at `init` and, where `dynamic`, halves at overflows and doubles again."""
+    """The factor of fp16's loss: it starts at `init` and, if `dynamic`, halves at overflows and doubles again."""
 
     init: Positive = 65536.0
     dynamic: bool = True

@@ -1,5 +1,7 @@
-"""`train.schedule`: the learning rate's warmup and decay. A field that is None takes the default that `OWN_FIELDS` has
-for the schedule chosen."""
+"""Holds `train.schedule`: the learning rate's warmup and decay.
+
+A field that is None takes the default that `OWN_FIELDS` has for the chosen schedule.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,13 @@ Factor = Annotated[float, Field(gt=0, le=1)]
 class OneCycleConfig(Frozen):
     """The one-cycle policy: lr/div_factor up to lr, then down to lr/(div_factor * final_div_factor)."""
 
-    pct_start: Share = 0.3  # the rise's share of all steps, where schedule.warmup_* sets none
+    pct_start: Share = 0.3  # the rise's share of all steps, unless schedule.warmup_* sets it
     div_factor: AtLeastOne = 25.0
     final_div_factor: AtLeastOne = 1e4
 
 
 class PlateauConfig(Frozen):
-    """Multiply the learning rate by `factor` once `monitor` has not improved for more than `patience` epochs."""
+    """Multiplies the learning rate by `factor` once `monitor` has not improved for more than `patience` epochs."""
 
     monitor: str = "train/loss"
     mode: Mode = "min"
@@ -33,7 +35,7 @@ class PlateauConfig(Frozen):
     min_lr: NonNegative = 1e-6
 
 
-# The fields that each schedule reads, besides those of the warmup and of the batch size rule, with their defaults. A
+# The fields that each schedule reads, with their defaults, besides those of the warmup and the batch size rule. A
 # default of None depends on the run: see the field.
 OWN_FIELDS: dict[str, dict[str, Any]] = {
     "constant": {},
@@ -71,8 +73,8 @@ class ScheduleConfig(Frozen):
     warmup_power: Positive | None = None  # of a polynomial warmup; None: 2
     warmup_start: Factor | None = None  # the factor that an exponential warmup starts from; None: 0.01
     scale_lr: Literal["none", "linear", "sqrt"] = "none"  # with batch_size / base_batch_size
-    base_batch_size: Annotated[int, Field(ge=1)] | None = None  # of which optim.lr is the learning rate; None: 256
-    min_lr: NonNegative | None = None  # where it ends, or its lowest; cyclical's None: lr/4
+    base_batch_size: Annotated[int, Field(ge=1)] | None = None  # the batch size that optim.lr is meant for; None: 256
+    min_lr: NonNegative | None = None  # the final or lowest rate; cyclical's None: lr/4
     power: Positive | None = None
     gamma: Factor | None = None  # the factor: at each step, or per epoch of exponential and of exp_range
     step_size: Positive | None = None  # epochs between two steps; None: a third of the run
@@ -83,38 +85,38 @@ class ScheduleConfig(Frozen):
     timescale: Positive | None = None  # steps; None: those of the warmup
     decay_ratio: Factor | None = None  # the final decay's share of all steps
     decay_shape: Literal["sqrt", "linear", "cosine"] | None = None
-    options: dict[str, float] | None = None  # whatever a function of yours reads
+    options: dict[str, float] | None = None  # options of your own function
     one_cycle: OneCycleConfig = OneCycleConfig()
     plateau: PlateauConfig = PlateauConfig()
 
     @property
     def own_fields(self) -> dict[str, Any]:
-        """The fields that the chosen schedule reads, with their defaults."""
+        """Returns the fields that the chosen schedule reads, with their defaults."""
         return OWN_FIELDS.get(self.name, OWN_FUNCTION)
 
     def own(self, field: str) -> Any:
-        """The value of one of `own_fields`: the one given, else its default."""
+        """Returns the value of one of `own_fields`: the one set, else its default."""
         value = getattr(self, field)
         return self.own_fields[field] if value is None else value
 
     @model_validator(mode="after")
     def _one_length_of_the_warmup(self) -> ScheduleConfig:
         lengths = ("warmup_steps", "warmup_ratio", "warmup_epochs")
-        given = [name for name in lengths if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} both set the length of the warmup: give one of them.")
+        lengths_set = [name for name in lengths if getattr(self, name) is not None]
+        if len(lengths_set) > 1:
+            raise ValueError(f"{' and '.join(lengths_set)} both set the length of the warmup: give one of them.")
         return self
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> ScheduleConfig:
-        """A value other than the field's default, for what the choices made do not read, is a mistake."""
+        """Refuses a value other than the default of a field that the chosen schedule does not read."""
         nested = {"one_cycle": OneCycleConfig(), "plateau": PlateauConfig()}
         belong = {name for fields in (*OWN_FIELDS.values(), OWN_FUNCTION) for name in fields}
         for field in sorted(belong - self.own_fields.keys()):
             if (value := getattr(self, field)) != nested.get(field):
                 shown = f"{field}={value!r}" if field not in nested else f"{field}.*"
-                own = ", ".join(self.own_fields) or "none"
-                raise ValueError(f"{shown} is not read by {self.name}, whose own fields are {own}: leave it out.")
+                names = ", ".join(self.own_fields) or "none"
+                raise ValueError(f"{shown} is not read by {self.name}, whose own fields are {names}: leave it out.")
         if self.name == "cyclical" and self.gamma is not None and self.cycle_mode != "exp_range":
             raise ValueError("gamma is read only with cycle_mode=exp_range: set that, or leave gamma out.")
         if self.name == "one_cycle" and self.warmup != "linear":

@@ -1,4 +1,4 @@
-"""`train.rollback`: what happens after a loss spike; trainer/gradients/loss_spikes.py does it."""
+"""Holds `train.rollback`: the response to a loss spike; trainer/gradients/loss_spikes.py implements it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from trainer.config.fields import Frozen, Positive
 
 
 class RollbackConfig(Frozen):
-    """Roll weights and optimizer back to the last scheduled checkpoint when a window's loss jumps.
+    """Rolls weights and optimizer back to the last scheduled checkpoint when a window's loss jumps.
 
-    It needs the loss at every step, which a GPU must be waited for.
+    It reads the loss at every step, which waits for the GPU.
     """
 
     enabled: bool = False

@@ -1,4 +1,4 @@
-"""Data in the order of (seed, epoch), batch by batch, from any position on. `view` says what a data set is."""
+"""Reads data in the order of (seed, epoch), batch by batch, from any position. `view` defines a data set."""
 
 from trainer.data.cache import Cached
 from trainer.data.check import check

@@ -1,6 +1,6 @@
 """Augmentations: functions of (sample, generator), to be called in `Task.augment`.
 
-Each changes the tensor `on` of a sample: a key of a dict, a place in a tuple, or None where the sample is the tensor.
+Each changes the tensor `on` of a sample: a key of a dict, an index of a tuple, or None if the sample is the tensor.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Permute:
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """BERT's masking (Devlin et al. 2019): tokens [length] -> {"tokens", "labels"}, labels -100 where none is asked.
+    """BERT's masking (Devlin et al. 2019): tokens [length] -> {"tokens", "labels"}, labels -100 where not predicted.
 
-    Of the tokens `share` are to be predicted; of these 80 % become `mask_id`, 10 % any token, 10 % stay.
+    `share` of the tokens are to be predicted; 80 % of these become `mask_id`, 10 % any token, 10 % stay.
     """
 
     mask_id: int
@@ -80,17 +80,17 @@ class MaskTokens:
     share: float = 0.15
 
     def __call__(self, sample: Tensor, generator: Generator) -> dict[str, Tensor]:
-        asked = torch.rand(sample.shape, generator=generator) < self.share
+        predicted = torch.rand(sample.shape, generator=generator) < self.share
         kind = torch.rand(sample.shape, generator=generator)
         other = torch.randint(self.vocab_size, sample.shape, generator=generator, dtype=sample.dtype)
-        tokens = torch.where(asked & (kind < 0.8), self.mask_id, sample)
-        tokens = torch.where(asked & (kind >= 0.8) & (kind < 0.9), other, tokens)
-        return {"tokens": tokens, "labels": torch.where(asked, sample, -100)}
+        tokens = torch.where(predicted & (kind < 0.8), self.mask_id, sample)
+        tokens = torch.where(predicted & (kind >= 0.8) & (kind < 0.9), other, tokens)
+        return {"tokens": tokens, "labels": torch.where(predicted, sample, -100)}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """One augmentation after another."""
+    """Applies one augmentation after another."""
 
     steps: tuple[Callable[[Any, Generator], Any], ...]
 

@@ -1,4 +1,4 @@
-"""Chooses the number of loader workers that reads quickest here, by a measurement of a few seconds."""
+"""Chooses the fastest number of loader workers by a measurement of a few seconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 from trainer.data.workers import Reader, Request
 
 CANDIDATES = (0, 1, 2, 4)
-MICRO_BATCHES = 24  # that each candidate reads,
-SECONDS = 1.0  # or as many as it can in this time
-GAIN = 0.9  # more workers must take less than this share of the time: they share the processors with the training
+MICRO_BATCHES = 24  # read by each candidate,
+SECONDS = 1.0  # or as many as it reads in this time
+GAIN = 0.9  # more workers must take less than this share of the time, since training needs the processors too
 
 
 def quickest(
     reading_with: Callable[[int], Reader], requests: Iterable[Request], prefetch: int = 2, cpus: int | None = None
 ) -> tuple[int, Reader, dict[str, float]]:
-    """(number of workers, its reader, seconds per micro-batch of every number tried), at most as many as processors.
+    """Returns (number of workers, its reader, seconds per micro-batch of every number tried), at most the processors.
 
-    Each candidate, whose workers have `prefetch` at hand, reads micro-batches that no other has read: what is in the
-    page cache favours none. Where reading one here takes longer than SECONDS, as many workers as may be are taken
-    without measuring them.
+    Each candidate, whose workers read `prefetch` ahead, reads micro-batches that no other has read, so that the page
+    cache favours none. If reading one here takes longer than SECONDS, the largest number is taken without measuring.
     """
     cpus = cpus or len(os.sched_getaffinity(0))
     candidates = [count for count in CANDIDATES if count <= cpus]
@@ -47,7 +46,7 @@ def _endless(requests: Iterable[Request]) -> Iterator[Request]:
 
 
 def _seconds_each(reader: Reader, requests: list[Request], warmup: int) -> float:
-    """Seconds per micro-batch, after the first `warmup`, which wait for processes to start or were read meanwhile."""
+    """Returns the seconds per micro-batch after the first `warmup`, which wait for processes or were read ahead."""
     batches = reader.map(requests)
     for _ in range(warmup):
         next(batches)

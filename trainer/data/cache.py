@@ -1,4 +1,4 @@
-"""Samples that are expensive to make, kept on disk once they have been made."""
+"""Caches expensive samples on disk once they have been made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import torch
 from trainer.data.view import View, collate, samples
 from trainer.errors import DataError
 
-_STALE = 3600.0  # seconds after which a file that was never finished is nobody's
+_STALE = 3600.0  # seconds after which an unfinished file is abandoned
 
 
 def publish(target: Path, data: bytes) -> None:
-    """Make `target` hold `data` at once; any number of processes may do so, and be killed while they do."""
+    """Makes `target` hold `data` atomically; any number of processes may do so, and be killed in the middle."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -33,11 +33,11 @@ def publish(target: Path, data: bytes) -> None:
 
 
 class Cached(View):
-    """`data`, each of its samples read from `directory` once any process has made it there.
+    """Reads each sample of `data` from `directory` once any process has made it there.
 
-    `key` says what the samples are made of: a hash of the source and of whatever changes them. Another key is another
-    cache. A sample must be a function of its index alone, so a data set that draws random numbers is refused: augment
-    what comes out of the cache. Tensors and plain values only, for what is kept is loaded with `weights_only`.
+    `key` identifies the samples: a hash of the source and of all that changes them. Each key has its own cache. A
+    sample must be a function of its index alone, so a data set that draws random numbers is refused: augment the
+    cache's output instead. Tensors and plain values only, since files are loaded with `weights_only`.
     """
 
     def __init__(self, data: Any, directory: str | Path, key: str) -> None:
@@ -60,7 +60,7 @@ class Cached(View):
         [sample] = samples(self.data, [index])
         packed = _pack(sample)
         try:
-            kept = _unpack(packed)  # what is made now is what will be read later, and refused now if it could not be
+            kept = _unpack(packed)  # returns the sample as it will be read later, and fails now if it could not be
         except pickle.UnpicklingError as error:
             raise DataError(
                 f"sample {index} of {type(self.data).__name__} cannot be cached: tensors and plain values only."
@@ -72,7 +72,7 @@ class Cached(View):
         return collate(self.data)([self[index] for index in indices])
 
     def _sweep(self) -> None:
-        """Remove what was killed while it was written."""
+        """Removes files whose writer was killed."""
         for file in self.directory.glob("*/.*.tmp"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - file.stat().st_mtime > _STALE:
@@ -80,7 +80,7 @@ class Cached(View):
 
 
 class _Damaged(Exception):
-    """Not the bytes that were written, as after a power cut: to be made again."""
+    """Raised for bytes other than those written, as after a power cut: the sample is made again."""
 
 
 def _pack(sample: Any) -> bytes:

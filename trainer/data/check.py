@@ -1,4 +1,4 @@
-"""Checks some of the data before anything is trained on it."""
+"""Checks some of the data before training on it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ ROWS = 32
 
 
 def check(data: Any, rows: int = ROWS) -> None:
-    """Look at `rows` samples from all over `data`; raise DataError, naming the sample, at the first that will not do.
+    """Checks `rows` samples from all over `data`; raises DataError, naming the sample, at the first bad one.
 
-    Every tensor must have the type it has in the first sample, the shape (unless `data` collates its samples itself),
-    and finite values. Where `data` has an attribute `classes`, as in `{"label": 10}`, that tensor's values must be
-    below it, and not negative but for -100, which losses ignore.
+    Every tensor must have the first sample's dtype, its shape (unless `data` collates its samples itself), and finite
+    values. If `data` has an attribute `classes`, as in `{"label": 10}`, that tensor's values must be below it, and not
+    negative other than -100, which losses ignore.
     """
     indices = spread(order(data, 0, 0, 1), rows)
     compare(data, ((index, read(data, [index])) for index in indices))
 
 
 def spread(indices: Any, rows: int) -> list[int]:
-    """`rows` of the indices, evenly from first to last."""
+    """Returns `rows` indices, evenly spaced from first to last."""
     step = max(len(indices) / rows, 1)
     return [indices[int(i * step)] for i in range(min(rows, len(indices)))]
 
 
 def compare(data: Any, batches: Iterable[tuple[int, Any]]) -> None:
-    """`check`, given the batches [1, ...] of single samples with their indices."""
+    """Checks batches [1, ...] of single samples, given with their indices, as `check` does."""
     shapes = not hasattr(data, "collate")
     classes: Mapping[str, int] = getattr(data, "classes", {})
     first: dict[str, Tensor] = {}
@@ -51,7 +51,7 @@ def _list(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(dotted name, tensor) of all tensors in a batch."""
+    """Yields (dotted name, tensor) of all tensors in a batch."""
     if isinstance(batch, Tensor):
         yield name, batch
     elif isinstance(batch, (dict, list, tuple)):
@@ -66,8 +66,8 @@ def _problem(tensor: Tensor, first: Tensor, shapes: bool, classes: int | None) -
     if shapes and tensor.shape != first.shape:
         return f"has shape {tuple(tensor.shape[1:])}, and that of the first sample {tuple(first.shape[1:])}"
     if not torch.isfinite(tensor).all():
-        place = (~torch.isfinite(tensor)).nonzero()[0]
-        return f"is {tensor[tuple(place)].item()} at {place[1:].tolist()}"
+        index = (~torch.isfinite(tensor)).nonzero()[0]
+        return f"is {tensor[tuple(index)].item()} at {index[1:].tolist()}"
     if classes is not None and ((tensor >= classes) | (tensor < 0) & (tensor != -100)).any():
         return f"has the label {tensor.max() if (tensor >= classes).any() else tensor.min()}, of {classes} classes"
     return ""

@@ -1,4 +1,4 @@
-"""Samples of different lengths: padding them to one, and batching those of similar length."""
+"""Pads samples of different lengths to one length, and batches samples of similar length."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from trainer.runtime.seeding import derive
 def pad(
     tensors: Sequence[Tensor], value: float = 0, side: Literal["right", "left"] = "right", multiple_of: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """(padded [batch, longest, ...], mask [batch, longest], True where there is data) of tensors [its length, ...]."""
+    """Returns (padded [batch, longest, ...], mask [batch, longest]) of tensors [its length, ...].
+
+    The mask is True if there is data.
+    """
     longest = -(-max(len(tensor) for tensor in tensors) // multiple_of) * multiple_of
     padded = tensors[0].new_full((len(tensors), longest, *tensors[0].shape[1:]), value)
     mask = torch.zeros(len(tensors), longest, dtype=torch.bool)
     for row, tensor in enumerate(tensors):
-        place = slice(0, len(tensor)) if side == "right" else slice(longest - len(tensor), longest)
-        padded[row, place], mask[row, place] = tensor, True
+        columns = slice(0, len(tensor)) if side == "right" else slice(longest - len(tensor), longest)
+        padded[row, columns], mask[row, columns] = tensor, True
     return padded, mask
 
 
 class Padded(View):
-    """`data`, its batches padded to their longest sample: dicts, to which `mask` [batch, longest] is added.
+    """Pads the batches of `data` to their longest sample; they are dicts, to which `mask` [batch, longest] is added.
 
-    A sample is a tensor [its length, ...], then called `tokens`, or a dict; `values` names what is padded, and by what
-    (`{"tokens": 0, "labels": -100}`), and the mask is that of the first. The rest is collated as torch does.
+    A sample is a tensor [its length, ...], then named `tokens`, or a dict; `values` maps the names to pad to their fill
+    values (`{"tokens": 0, "labels": -100}`), and the mask is that of the first. The rest is collated as torch does.
     """
 
     def __init__(
@@ -56,19 +59,19 @@ class Padded(View):
         dicts = [sample if isinstance(sample, dict) else {"tokens": sample} for sample in batch]
         if missing := set(self.values) - set(dicts[0]):
             raise DataError(f"Padded is to pad {min(missing)!r}, and samples have {', '.join(map(str, dicts[0]))}.")
-        result = default_collate([{k: v for k, v in sample.items() if k not in self.values} for sample in dicts])
+        collated = default_collate([{k: v for k, v in sample.items() if k not in self.values} for sample in dicts])
         masks = []
         for key, value in self.values.items():
-            result[key], mask = pad([sample[key] for sample in dicts], value, self.side, self.multiple_of)
+            collated[key], mask = pad([sample[key] for sample in dicts], value, self.side, self.multiple_of)
             masks.append(mask)
-        return result | {"mask": masks[0]}
+        return collated | {"mask": masks[0]}
 
 
 class Bucketed(View):
-    """`data` in an order in which a window's samples are of similar length, so that little of it is padding.
+    """Orders `data` so that a window's samples are of similar length and need little padding.
 
     The order of an epoch is cut into buckets of `bucket` windows, each sorted by length; its windows are then shuffled.
-    `lengths` gives the length of the sample at an index: a sequence, or a function where indices are not places.
+    `lengths` gives the length of the sample at an index: a sequence, or a function if indices are not positions.
     """
 
     def __init__(self, data: Any, lengths: Sequence[int] | Callable[[int], int], bucket: int = 50) -> None:
@@ -84,18 +87,18 @@ class Bucketed(View):
     def order(self, seed: int, epoch: int, batch_size: int) -> list[int]:
         indices = list(super().order(seed, epoch, batch_size))
         generator = torch.Generator().manual_seed(derive(seed, "bucket", epoch))
-        result: list[int] = []
+        reordered: list[int] = []
         for start in range(0, len(indices), self.bucket * batch_size):
             bucket = indices[start : start + self.bucket * batch_size]
-            result += _windows([bucket[i] for i in self._by_length(bucket)], batch_size, generator)
-        return result
+            reordered += _windows([bucket[i] for i in self._by_length(bucket)], batch_size, generator)
+        return reordered
 
     def _by_length(self, bucket: list[int]) -> list[int]:
         return np.argsort([int(self.length(index)) for index in bucket], kind="stable").tolist()
 
 
 def _windows(ordered: list[int], size: int, generator: torch.Generator) -> list[int]:
-    """The windows of a sorted bucket, shuffled; the one that is smaller, cut out anywhere, stays last."""
+    """Returns the windows of a sorted bucket, shuffled; a smaller window, cut out anywhere, stays last."""
     count, over = divmod(len(ordered), size)
     cut = int(torch.randint(count + 1, (), generator=generator)) * size
     whole = ordered[:cut] + ordered[cut + over :]

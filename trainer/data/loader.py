@@ -1,10 +1,10 @@
 """Loads a task's data set as the windows of an epoch.
 
-A window is what one optimizer step trains on: `batch_size` samples in micro-batches of `micro_batch_size`; the last
-window of an epoch holds what is left. Of several ranks that hold replicas of the model, each takes its share of every
-window, a run of neighbours, and all take equally many micro-batches: one that runs out gets fillers. Which samples, and
-what augmentation and the data set draw for them, depends on (seed, epoch, index) alone: not on the position an epoch is
-entered at, nor on the number of workers.
+A window is the data of one optimizer step: `batch_size` samples in micro-batches of `micro_batch_size`; the last window
+of an epoch holds the rest. Ranks that hold replicas of the model each take a share of every window, a run of
+neighbours, and all take equally many micro-batches: a rank that runs out gets fillers. The samples, and the random
+draws of augmentation and the data set, depend on (seed, epoch, index) alone: not on the position at which an epoch is
+entered, nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainer.config import TrainConfig
 from trainer.data.autotune import quickest
 from trainer.data.check import ROWS, compare, spread
+from trainer.data.tensors import TensorDataset
 from trainer.data.transport import map_leaves
 from trainer.data.view import collate, order, read
 from trainer.data.workers import InProcess, Reader, Request, WorkerLost, Workers
@@ -28,12 +29,14 @@ from trainer.runtime.epochs import Epochs, windows
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task
 
+QUICK = 1 << 20  # bytes
+
 
 class Sampler:
     """The micro-batches of `epoch` from window `position` on, stateless: set both, then iterate.
 
-    Of `shares`, it gives number `share`. The first shares are the largest, by one sample at most. A micro-batch holds
-    `least` samples (1 or 2) where its share of the window has as many and can be cut so.
+    It yields share `share` of `shares`. The first shares are the largest, by one sample at most. A micro-batch holds at
+    least `least` samples (1 or 2) if its share of the window has as many and can be cut so.
     """
 
     def __init__(self, data: Any, config: TrainConfig, share: int = 0, shares: int = 1, least: int = 1) -> None:
@@ -51,66 +54,71 @@ class Sampler:
         self.drop_last = config.drop_last
         self.share, self.shares, self.least = share, shares, least
         first, largest = (-(-size // shares) for size in (config.batch_size, config.largest_batch_size))
-        asked = largest if config.micro_batch_size == "auto" else config.fixed_micro_batch_size or first
-        self.micro_batch_size = min(asked, largest)
+        wanted = largest if config.micro_batch_size == "auto" else config.fixed_micro_batch_size or first
+        self.micro_batch_size = min(wanted, largest)
         self.epoch = 0
         self.position = 0
 
     @property
     def batch_size(self) -> int:
-        """Samples of a window of the epoch."""
+        """Returns the samples of a window of the epoch."""
         return self.batch_size_at(self.epoch)
 
     @property
     def windows(self) -> int:
-        """Windows of the epoch: optimizer steps."""
+        """Returns the windows of the epoch: its optimizer steps."""
         return self.epochs.length(self.epoch)
 
     def micro_batches(self, window: int, share: int) -> list[range]:
-        """Where the micro-batches of a share of window number `window` of an epoch lie in the epoch's order."""
+        """Returns the ranges, in the epoch's order, of the micro-batches of a share of window number `window`."""
         return cut(range(*self._bounds(window, share)), self.micro_batch_size, self.least)
 
     def halved(self, size: int) -> int:
-        """The next smaller micro-batch to try where `size` takes too much memory; `size` where there is none."""
+        """Returns the next smaller micro-batch size to try if `size` takes too much memory; `size` if there is none."""
         smaller = max(-(-size // 2), self.least)
         while smaller < size and self.least > 1 and self.single(smaller) and not self.single(size):
-            smaller += 1  # of 2, an odd window has one sample left over
+            smaller += 1  # with 2, an odd window has one sample left over
         return min(smaller, size)
 
     def single(self, micro_batch_size: int) -> tuple[int, int] | None:
-        """A batch size of the run and the samples of a window of it that would have a micro-batch of one sample."""
+        """Returns a batch size of the run and the size of a window that would get a micro-batch of one sample.
+
+        Returns None if there is none.
+        """
         for batch_size in self.batch_sizes:
             count = windows(self.size, batch_size, self.drop_last)
             for samples in (min(batch_size, self.size), min(batch_size, self.size - (count - 1) * batch_size)):
-                each, over = divmod(samples, self.shares)
-                pieces = (cut(range(share), micro_batch_size, self.least) for share in {each, each + (over > 0)})
+                each, rest = divmod(samples, self.shares)
+                pieces = (cut(range(share), micro_batch_size, self.least) for share in {each, each + (rest > 0)})
                 if any(len(piece) == 1 for share in pieces for piece in share):
                     return batch_size, samples
         return None
 
     def _bounds(self, window: int, share: int) -> tuple[int, int]:
         start = window * self.batch_size
-        each, over = divmod(min(self.batch_size, self.size - start), self.shares)
-        first = start + share * each + min(share, over)
-        return first, first + each + (share < over)
+        each, rest = divmod(min(self.batch_size, self.size - start), self.shares)
+        first = start + share * each + min(share, rest)
+        return first, first + each + (share < rest)
 
     def indices(self, epoch: int, window: int) -> list[int]:
-        """Of all samples in a window, whosever share they are."""
+        """Returns the indices of all samples in a window, in all shares."""
         size = self.batch_size_at(epoch)
         return list(order(self.data, self.seed, epoch, size)[window * size : (window + 1) * size])
 
     def __iter__(self) -> Iterator[Request]:
         indices = order(self.data, self.seed, self.epoch, self.batch_size)
         for window in range(self.position, self.windows):
-            own = self.micro_batches(window, self.share)
+            pieces = self.micro_batches(window, self.share)
             whole = self.micro_batches(window, 0)
-            for piece in (*own, *whole[:1] * (len(whole) - len(own))):
+            for piece in (*pieces, *whole[:1] * (len(whole) - len(pieces))):
                 yield self.epoch, list(indices[piece.start : piece.stop])
 
 
 def cut(samples: range, size: int, least: int) -> list[range]:
-    """The samples in pieces of `size`, the last of what is left: `least` (1 or 2) at least, where the one before it has
-    them to give."""
+    """Cuts the samples into pieces of `size`, the last with the rest.
+
+    The last has at least `least` (1 or 2) samples, if the piece before it can spare them.
+    """
     cuts = [*range(samples.start, samples.stop, size), samples.stop]
     if len(cuts) > 2 and samples.stop - cuts[-2] < least < size:
         cuts[-2] = samples.stop - least
@@ -118,7 +126,7 @@ def cut(samples: range, size: int, least: int) -> list[range]:
 
 
 class Fetch:
-    """The data set as it is read, here or in a worker: answers a `Request` with a batch."""
+    """Reads the data set, here or in a worker: answers a `Request` with a batch."""
 
     def __init__(self, task: Task, data: Any, config: TrainConfig) -> None:
         self.data = data
@@ -131,7 +139,7 @@ class Fetch:
     def __call__(self, request: Request) -> Any:
         if not self.one_thread:
             return self._read(*request)
-        # As in a worker: a sum over many threads differs in its last bits.
+        # One thread as in a worker: a sum over many threads differs in its last bits.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -153,8 +161,10 @@ class Fetch:
 
 
 class Filler(NamedTuple):
-    """A micro-batch of another rank's, trained on by one that has none left, at weight zero: all ranks must call their
-    model equally often."""
+    """A micro-batch of another rank, on which a rank without any left trains at weight zero.
+
+    All ranks must call their model equally often.
+    """
 
     batch: Any
 
@@ -166,7 +176,9 @@ def _ignore(kind: str, **fields: Any) -> None:
 class Loader:
     """The windows of any epoch from any position, read by `num_workers` processes that live as long as the loader.
 
-    `on_event(kind, **fields)` hears of the number of workers that was measured best, and of a worker that was lost.
+    With a GPU and no workers set, one process reads ahead, unless micro-batches are small and gathered from tensors in
+    memory; if it is lost, this process goes on without it. `on_event(kind, **fields)` is called with the number of
+    workers that was measured best, and for a worker that was lost.
     """
 
     def __init__(
@@ -185,11 +197,14 @@ class Loader:
         self.waited = 0.0
         self._fetch = Fetch(task, data, config)
         self._pin = device.type == "cuda"
+        self._retries = config.data_retry
         if config.num_workers == "auto":
             count, self._reader, seconds = quickest(self._reading_with, self.sampler, config.prefetch)
             on_event("num_workers", chosen=count, seconds_per_micro_batch=seconds)
+        elif config.num_workers == 0 and device.type == "cuda" and not self._is_quick(data):
+            self._retries, self._reader = True, self._reading_with(1)
         else:
-            self._reader = self._reading_with(config.num_workers)
+            self._reader = self._reading_with(0 if config.num_workers == "none" else config.num_workers)
         if config.validate_data:
             self._validate()
 
@@ -202,6 +217,11 @@ class Loader:
             self.close()
             raise
 
+    def _is_quick(self, data: Any) -> bool:
+        """Returns True if a micro-batch is gathered from memory faster than another process would send it."""
+        gathered = isinstance(data, TensorDataset) and self._fetch.augment is None
+        return gathered and data.row_bytes * self.sampler.micro_batch_size < QUICK
+
     def _reading_with(self, num_workers: int) -> Reader:
         timeout, prefetch = self._config.data_timeout, self._config.prefetch
         if num_workers:
@@ -209,55 +229,54 @@ class Loader:
         return InProcess(self._fetch, timeout, self._pin)
 
     def epoch(self, epoch: int, position: int) -> Iterator[list[Any]]:
-        """The windows of `epoch` from `position` on: each the list of its micro-batches, still on the host.
+        """Yields the windows of `epoch` from `position` on: each a list of its micro-batches, still on the host.
 
-        `waited` grows by the seconds that each took to come.
+        `waited` grows by the seconds that each took to arrive.
         """
         self.waited, start = 0.0, time.perf_counter()
         self.sampler.epoch, self.sampler.position = epoch, position
         batches = self._batches(self.sampler)
         micro_batches, share = self.sampler.micro_batches, self.sampler.share
         for window in range(position, self.sampler.windows):
-            own = [next(batches) for _ in micro_batches(window, share)]
+            pieces = [next(batches) for _ in micro_batches(window, share)]
             if share > 0:
-                own += [Filler(next(batches)) for _ in range(len(micro_batches(window, 0)) - len(own))]
+                pieces += [Filler(next(batches)) for _ in range(len(micro_batches(window, 0)) - len(pieces))]
             self.waited += time.perf_counter() - start
-            yield own
+            yield pieces
             start = time.perf_counter()
 
     def first(self, micro_batch_size: int | None = None) -> Any:
-        """As many of the first epoch's first samples as are asked for, or a micro-batch has, read in this process."""
+        """Returns the first epoch's first samples, a micro-batch or the given number of them, read in this process."""
         sampler = self.sampler
         indices = order(sampler.data, sampler.seed, 0, sampler.batch_size_at(0))
         return next(self._reading_with(0).map([(0, list(indices[: micro_batch_size or sampler.micro_batch_size]))]))
 
     def _batches(self, requests: Iterable[Request]) -> Iterator[Any]:
-        """What is asked for; where a worker is lost, the rest in this process if that is configured."""
+        """Yields the requested batches; after a worker is lost, the rest from this process if that is configured."""
         taken = 0
         try:
             for batch in self._reader.map(requests):
                 yield batch
                 taken += 1
         except WorkerLost as lost:
-            retried = self._config.data_retry
-            self._on_event("data_worker_lost", reason=str(lost), stack=lost.stack, retried=retried)
-            if not retried:
+            self._on_event("data_worker_lost", reason=str(lost), stack=lost.stack, retried=self._retries)
+            if not self._retries:
                 raise
             self._reader = self._reading_with(0)
             yield from self._reader.map(itertools.islice(requests, taken, None))
 
     def samples(self, position: int) -> int:
-        """How many samples the epoch holds from window `position` on."""
+        """Returns how many samples the epoch holds from window `position` on."""
         last = min(self.sampler.size, self.sampler.windows * self.sampler.batch_size)
         return max(last - position * self.sampler.batch_size, 0)
 
     def close(self) -> None:
-        """End the worker processes."""
+        """Ends the worker processes."""
         self._reader.close()
 
 
 def training_set(task: Task) -> Any:
-    """The task's training data. Raises DataError where it cannot be read by index, or is empty."""
+    """Returns the task's training data. Raises DataError if it cannot be read by index, or is empty."""
     data = task.train_set()
     if isinstance(data, DataLoader | IterableDataset) or not hasattr(type(data), "__len__"):
         raise DataError(
@@ -270,7 +289,7 @@ def training_set(task: Task) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch, as read on the host, with every tensor in it on `device`; other leaves as they are."""
+    """Returns the batch, as read on the host, with every tensor in it on `device`; other leaves as they are."""
     if device.type == "cpu":
         return batch
     return map_leaves(batch, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))

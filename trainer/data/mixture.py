@@ -1,4 +1,4 @@
-"""Several sources in fixed proportions, and samples from easy to hard."""
+"""Mixes several sources in fixed proportions, and orders samples from easy to hard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from trainer.runtime.seeding import derive
 
 
 class Mixture:
-    """Sources mixed by ratio: `Mixture([(a, 0.7), (b, 0.3)])`; from epoch 2 on otherwise with `phases={2: (0.5, 0.5)}`.
+    """Sources mixed by ratio: `Mixture([(a, 0.7), (b, 0.3)])`; with `phases={2: (0.5, 0.5)}` evenly from epoch 2 on.
 
-    Of the first n samples of an epoch, a source's share is its ratio times n, within one sample, for every n. An epoch
+    In the first n samples of an epoch, a source's share is its ratio times n, within one sample, for every n. An epoch
     has `size` samples, by default as many as all sources together. Each source is read in its own order, pass after
-    pass, through the epochs: all of it has been seen before any of it is seen again. An index is
-    (the source's index) * (number of sources) + (number of the source).
+    pass, through the epochs: all of it is seen before any of it is seen again. An index is (the source's index) *
+    (number of sources) + (number of the source).
     """
 
     own_indices = True
@@ -39,11 +39,13 @@ class Mixture:
         self.size = sum(map(len, self.sources)) if size is None else size
         if self.size < 1:
             raise DataError(f"Mixture has size {size}: give 1 or more.")
-        ratios = {0: [ratio for _, ratio in sources]} | {epoch: list(given) for epoch, given in (phases or {}).items()}
+        ratios = {0: [ratio for _, ratio in sources]} | {
+            epoch: list(shares) for epoch, shares in (phases or {}).items()
+        }
         self.phases = {epoch: self._assigned(epoch, ratios[epoch]) for epoch in sorted(ratios)}
         self._counts = {epoch: np.bincount(self.phases[epoch], minlength=len(sources)) for epoch in self.phases}
         self.draws = any(getattr(source, "draws", True) for source in self.sources)
-        # A pass over a source may go on into the next epoch, and has to be in one order.
+        # A pass over a source may go on into the next epoch, and must keep one order.
         self.one_batch_size = any(
             getattr(source, name, False) for source in self.sources for name in ("by_batch_size", "one_batch_size")
         )
@@ -61,7 +63,7 @@ class Mixture:
         return self.size
 
     def source(self, index: int) -> int:
-        """The number of the source that the sample at `index` is from."""
+        """Returns the number of the source of the sample at `index`."""
         return index % len(self.sources)
 
     def __getitem__(self, index: int) -> Any:
@@ -77,49 +79,50 @@ class Mixture:
         assigned = self.phases[self._phase(epoch)]
         indices = np.empty(self.size, dtype=np.int64)
         for number in range(len(self.sources)):
-            places = np.flatnonzero(assigned == number)
+            positions = np.flatnonzero(assigned == number)
             start = sum(int(self._counts[self._phase(past)][number]) for past in range(epoch))
-            taken = self._stream(number, start, len(places), seed, batch_size)
-            indices[places] = np.array(taken, dtype=np.int64) * len(self.sources) + number
+            taken = self._stream(number, start, len(positions), seed, batch_size)
+            indices[positions] = np.array(taken, dtype=np.int64) * len(self.sources) + number
         return indices.tolist()
 
     def _phase(self, epoch: int) -> int:
-        """The first epoch of the phase that `epoch` is in."""
+        """Returns the first epoch of the phase that `epoch` is in."""
         return max(first for first in self.phases if first <= epoch)
 
     def _stream(self, number: int, start: int, count: int, seed: int, batch_size: int) -> list[int]:
-        """The `count` indices of a source from place `start` of its passes on."""
-        source, own, taken = self.sources[number], derive(seed, "mixture", number), []
+        """Returns the `count` indices of a source from position `start` of its passes on."""
+        source, source_seed, taken = self.sources[number], derive(seed, "mixture", number), []
         while len(taken) < count:
-            through, place = divmod(start + len(taken), len(source))
-            taken += order(source, own, through, batch_size)[place : place + count - len(taken)]
+            through, position = divmod(start + len(taken), len(source))
+            taken += order(source, source_seed, through, batch_size)[position : position + count - len(taken)]
         return taken
 
 
 def assign(ratios: Sequence[float], size: int) -> np.ndarray:
-    """Which of the sources stands at each of `size` places [size], so that every prefix is right within one sample.
+    """Returns the source at each of `size` positions [size], so that every prefix has the right proportions within one
+    sample.
 
     Tijdeman's algorithm for the chairman assignment problem (Discrete Mathematics 32, 1980): of the sources that are
-    due at all, the one that would be the first to be late. None of k sources is ever off by more than 1 - 1/(2k - 2).
+    due at all, it takes the one that would be late first. With k sources none is ever off by more than 1 - 1/(2k - 2).
     """
     live = [(number, ratio) for number, ratio in enumerate(ratios) if ratio > 0]
     slack = 1 / (2 * len(live) - 2) if len(live) > 1 else 0.0
     counts = dict.fromkeys((number for number, _ in live), 0)
-    result = np.empty(size, dtype=np.int16)
-    for place in range(size):
+    sources = np.empty(size, dtype=np.int16)
+    for position in range(size):
         best, soonest = -1, math.inf
         for number, ratio in live:
-            due = ratio * (place + 1) - counts[number]
+            due = ratio * (position + 1) - counts[number]
             late = (1 - slack - due) / ratio
             if due >= slack - 1e-9 and late < soonest:
                 best, soonest = number, late
         counts[best] += 1
-        result[place] = best
-    return result
+        sources[position] = best
+    return sources
 
 
 class Curriculum(View):
-    """`data` from easy to hard: of its samples, sorted by `scores` (low is easy), only a share is visible at first.
+    """`data` from easy to hard: only a share of its samples, sorted by `scores` (low is easy), is visible at first.
 
     Each sample is drawn, with replacement, from those visible at its step; the share grows as `config` says (Bengio et
     al. 2009; the root is Platanios et al. 2019). Once all are visible, an epoch visits each once, as without it.
@@ -147,7 +150,7 @@ class Curriculum(View):
 
 
 def visible(config: CurriculumConfig, epoch: float) -> float:
-    """The share of the samples that is visible once `epoch` epochs, and parts of one, are done."""
+    """Returns the share of the samples that is visible after `epoch` epochs, fractions included."""
     done = min(epoch / config.epochs, 1.0)
     if config.pacing == "linear":
         return config.start + (1 - config.start) * done

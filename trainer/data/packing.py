@@ -1,7 +1,8 @@
-"""Several documents in one row, each attending to itself alone."""
+"""Packs several documents into one row, each attending only to itself."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.view import collated
 from trainer.errors import DataError
 from trainer.runtime.seeding import derive, shuffled
 
@@ -19,17 +21,25 @@ class Packed:
     A sample is a dict of [length] tensors: `tokens`; `positions`, counted from the start of each document; `documents`,
     the number of a token's document within the row, -1 for padding, whose token is `pad_id`. Documents longer than a
     row are cut into pieces, each then a document of its own. `lengths` defaults to `documents.lengths`, or is read.
+    With `begins`, a batch also has the `offsets` of its documents under that name, for attention on a GPU.
 
-    Best-fit decreasing: each piece, longest first, goes where the least room is left that takes it; rows stay
-    within 11/9 of the fewest possible, but for a few (Johnson et al. 1974). The pattern of lengths is settled once, so
-    all epochs have the same number of rows; which of the documents of one length stands where is drawn by (seed,
-    epoch). Rows are numbered on through the epochs: index = epoch * rows + row.
+    Best-fit decreasing: each piece, longest first, goes into the row with the least room that fits it; the number of
+    rows stays within 11/9 of the minimum, plus a few (Johnson et al. 1974). The pattern of lengths is fixed, so all
+    epochs have the same number of rows; the assignment among documents of equal length is drawn by (seed, epoch). Rows
+    are numbered across epochs: index = epoch * rows + row.
     """
 
     own_indices = True
 
     def __init__(
-        self, documents: Any, length: int, *, lengths: Sequence[int] | None = None, seed: int = 0, pad_id: int = 0
+        self,
+        documents: Any,
+        length: int,
+        *,
+        lengths: Sequence[int] | None = None,
+        seed: int = 0,
+        pad_id: int = 0,
+        begins: bool = False,
     ) -> None:
         self.data, self.length, self.seed, self.pad_id = documents, length, seed, pad_id
         self.draws = getattr(documents, "draws", True)
@@ -44,12 +54,29 @@ class Packed:
             raise DataError("Packed was given no document with a token in it.")
         self._sizes = self._pieces[:, 2] - self._pieces[:, 1]
         rows = _best_fit(np.sort(self._sizes)[::-1], length)
-        self._slots = np.argsort(rows, kind="stable")  # places in the order of decreasing length, row by row
+        self._slots = np.argsort(rows, kind="stable")  # positions in the order of decreasing length, row by row
         self._starts = np.searchsorted(rows[self._slots], np.arange(rows.max() + 2))
+        self._counts = np.diff(self._starts)  # documents in each row
+        if begins:
+            self.collate = self._with_offsets
         self._epoch, self._placed = -1, np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._starts) - 1
+
+    @property
+    def most_documents(self) -> int:
+        """Returns the largest number of documents in a row."""
+        return int(self._counts.max())
+
+    def _with_offsets(self, samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Returns a batch in few shapes: padded to a number of offsets that its documents hardly ever exceed.
+
+        That number is six deviations above the mean number of documents.
+        """
+        batch = collated(samples)
+        usual = len(samples) * self._counts.mean() + 6 * self._counts.std() * len(samples) ** 0.5
+        return batch | {"begins": offsets(batch["documents"], math.ceil(usual))}
 
     def order(self, seed: int, epoch: int, batch_size: int) -> list[int]:
         return [epoch * len(self) + row for row in shuffled(seed, epoch, len(self))]
@@ -57,7 +84,7 @@ class Packed:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         epoch, row = divmod(index, len(self))
         if epoch != self._epoch:
-            self._epoch, self._placed = epoch, self._place(epoch)
+            self._epoch, self._placed = epoch, self._by_length(epoch)
         pieces = self._pieces[self._placed[self._slots[self._starts[row] : self._starts[row + 1]]]]
         sizes = torch.from_numpy(pieces[:, 2] - pieces[:, 1])
         ends = sizes.cumsum(0)
@@ -69,15 +96,15 @@ class Packed:
         documents[:full] = torch.arange(len(pieces)).repeat_interleave(sizes)
         return {"tokens": tokens, "positions": positions, "documents": documents}
 
-    def _place(self, epoch: int) -> np.ndarray:
-        """The pieces in the order of decreasing length, those of one length in an order drawn for `epoch`."""
+    def _by_length(self, epoch: int) -> np.ndarray:
+        """Returns the pieces by decreasing length, those of equal length in an order drawn for `epoch`."""
         generator = torch.Generator().manual_seed(derive(self.seed, "pack", epoch))
         drawn = torch.randperm(len(self._pieces), generator=generator).numpy()
         return drawn[np.argsort(-self._sizes[drawn], kind="stable")]
 
 
 def _pieces(lengths: np.ndarray, length: int) -> np.ndarray:
-    """(document, start, stop) [pieces, 3] of all documents, none longer than `length`."""
+    """Returns (document, start, stop) [pieces, 3] of all documents, none longer than `length`."""
     counts = -(-lengths // length)
     document = np.repeat(np.arange(len(lengths)), counts)
     first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -86,14 +113,14 @@ def _pieces(lengths: np.ndarray, length: int) -> np.ndarray:
 
 
 def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
-    """The row of each piece, given decreasing sizes."""
-    rows_with: list[list[int]] = [[] for _ in range(length + 1)]  # by the room they have left
+    """Returns the row of each piece, given decreasing sizes."""
+    rows_with: list[list[int]] = [[] for _ in range(length + 1)]  # by the room left in them
     rooms = 0  # bit r: there is a row with room r
     row_of, rows = np.empty(len(sizes), dtype=np.int64), 0
     for i, size in enumerate(sizes.tolist()):
         fitting = rooms >> size
         if fitting:
-            room = size + (fitting & -fitting).bit_length() - 1  # the least that takes it
+            room = size + (fitting & -fitting).bit_length() - 1  # the least room that fits it
             row = rows_with[room].pop()
             if not rows_with[room]:
                 rooms ^= 1 << room
@@ -106,11 +133,32 @@ def _best_fit(sizes: np.ndarray, length: int) -> np.ndarray:
     return row_of
 
 
-def block_diagonal_mask(documents: Tensor, causal: bool = True) -> Tensor:
-    """Who attends to whom, for `scaled_dot_product_attention`: [batch, 1, length, length], True where a token may look.
+def offsets(documents: Tensor, at_least: int = 1) -> Tensor:
+    """Returns int32 [n + 1]: the start of each of n documents in the flattened rows, then the number of all tokens.
 
-    documents: [batch, length], -1 for padding. Each looks at its own document, with `causal` up to itself; padding
-    looks at itself, since a softmax over nothing is NaN.
+    documents: [batch, length], the number of a token's document within the row, -1 for the padding at the end, which
+    counts as one; on the host, where counting does not wait for a device. n is the next power of two from `at_least`
+    on, so that batches come in few shapes: the surplus documents are empty and begin at the end. Raises DataError if a
+    document's tokens are not neighbours.
+    """
+    step = documents[:, 1:] - documents[:, :-1]
+    ends = documents[:, 1:] == -1
+    if bool(((step < 0) & ~ends | (documents[:, :-1] == -1) & ~ends).any()):
+        raise DataError("a row's documents are not numbered in their order: number them 0, 1, ... and padding -1.")
+    fresh = torch.ones_like(documents, dtype=torch.bool)
+    fresh[:, 1:] = step != 0
+    starts = fresh.flatten().nonzero()[:, 0]
+    size = 1 << (max(len(starts), at_least) - 1).bit_length()
+    begins = torch.full((size + 1,), documents.numel(), dtype=torch.int32)
+    begins[: len(starts)] = starts
+    return begins
+
+
+def block_diagonal_mask(documents: Tensor, causal: bool = True) -> Tensor:
+    """Returns the mask for `scaled_dot_product_attention`: [batch, 1, length, length], True if a token may look.
+
+    documents: [batch, length], -1 for padding. Each token looks at its own document, with `causal` up to itself;
+    padding looks at itself, since a softmax over nothing is NaN.
     """
     same = documents[:, None, :, None] == documents[:, None, None, :]
     length = documents.shape[1]
@@ -121,7 +169,7 @@ def block_diagonal_mask(documents: Tensor, causal: bool = True) -> Tensor:
 
 
 def next_tokens(tokens: Tensor, documents: Tensor, ignore: int = -100) -> Tensor:
-    """What to predict at each place: the document's next token, `ignore` at its end. All are [batch, length]."""
+    """Returns the targets: the document's next token, `ignore` at its end. All are [batch, length]."""
     targets = torch.full_like(tokens, ignore)
     inside = (documents[:, :-1] == documents[:, 1:]) & (documents[:, 1:] >= 0)
     targets[:, :-1] = torch.where(inside, tokens[:, 1:], ignore)

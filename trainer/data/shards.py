@@ -1,7 +1,7 @@
-"""WebDataset shards (tar archives) read by index: no stream, so that any order can be asked for and entered anywhere.
+"""Reads WebDataset shards (tar archives) by index rather than as a stream, so in any order and from any position.
 
-In such an archive the files of one sample stand beside each other and share their name up to its first dot; what
-follows says what they are (`0007.jpg`, `0007.cls`).
+In such an archive the files of one sample are adjacent and share their name up to its first dot; the rest is the file's
+kind (`0007.jpg`, `0007.cls`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DECODERS: dict[str, Decoder] = {
 class TarShards:
     """The samples of uncompressed tar shards, each a dict: its key as `__key__`, and its files by their endings.
 
-    `decoders` maps an ending to what makes a value of its bytes, in addition to DECODERS; other files stay bytes. Where
-    each file lies is found out once and kept beside the shard (`SHARD.index.json`), or in `index_directory`.
+    `decoders` maps an ending to a function from bytes to a value, in addition to DECODERS; other files stay bytes. The
+    files' offsets are scanned once and kept next to the shard (`SHARD.index.json`), or in `index_directory`.
     """
 
     draws = False
@@ -80,11 +80,11 @@ class TarShards:
 
 
 def _index(shard: Path, directory: Path) -> list[Any]:
-    """[(key, [(ending, offset, size)])] of a shard, as it was kept if the shard is still the same."""
+    """Returns [(key, [(ending, offset, size)])] of a shard, from the stored index if the shard is unchanged."""
     kept = directory / f"{shard.name}.index.json"
     try:
-        found = shard.stat()
-        now = {"format": FORMAT, "size": found.st_size, "mtime": found.st_mtime_ns}
+        status = shard.stat()
+        now = {"format": FORMAT, "size": status.st_size, "mtime": status.st_mtime_ns}
         if kept.is_file():
             index = json.loads(kept.read_text())
             if index["of"] == now:

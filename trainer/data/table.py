@@ -1,4 +1,4 @@
-"""Tables in files, as tensors in memory."""
+"""Reads tables from files as tensors in memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Columns = Mapping[str, str | Sequence[str]]
 class TableDataset(TensorDataset):
     """Columns of one or several Parquet, Arrow, CSV or JSON Lines files, their rows one after another.
 
-    `columns` says which tensor of a sample is made of what: `{"x": ["open", "close"], "y": "label"}` gives x: [2] and
-    y: []. A tensor is float32, or int64 or bool where all its columns are; `dtypes` says otherwise by its name. A value
-    that is missing, not finite, or lost by the conversion is refused with its file, row and column.
+    `columns` maps the tensors of a sample to columns: `{"x": ["open", "close"], "y": "label"}` gives x: [2] and y: [].
+    A tensor is float32, or int64 or bool if all its columns are; `dtypes` overrides that by its name. A value that is
+    missing, not finite, or lost by the conversion is refused with its file, row and column.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ def _tensor(sources: list[tables.Source], names: str | Sequence[str], dtype: tor
     kinds = {values.dtype.kind for row in read for _, _, values in row}
     if dtype is None:
         dtype = torch.bool if kinds == {"b"} else torch.int64 if kinds <= {"b", "i", "u"} else torch.float32
-    stacked = [torch.stack([_convert(*one, dtype) for one in row], dim=1) for row in read]
+    stacked = [torch.stack([_convert(*column, dtype) for column in row], dim=1) for row in read]
     return torch.cat(stacked).squeeze(1) if isinstance(names, str) else torch.cat(stacked)
 
 
@@ -64,5 +64,5 @@ def _convert(source: tables.Source, name: str, values: np.ndarray, dtype: torch.
     back = tensor.double().numpy() if dtype.is_floating_point else tensor.numpy()
     lost = ~np.isfinite(back) if dtype.is_floating_point else back != values
     if len(rows := np.flatnonzero(lost)):
-        raise DataError(f"{source.place(int(rows[0]), name)} is {values[rows[0]]}: it does not fit {dtype}.")
+        raise DataError(f"{source.cell(int(rows[0]), name)} is {values[rows[0]]}: it does not fit {dtype}.")
     return tensor

@@ -1,4 +1,4 @@
-"""Data that fits in memory."""
+"""Holds data sets that fit in memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ class TensorDataset:
 
     def __len__(self) -> int:
         return len(self._tensors[0])
+
+    @property
+    def row_bytes(self) -> int:
+        """Returns the bytes of one sample."""
+        return sum(t.nbytes // max(len(t), 1) for t in self._tensors)
 
     def __getitem__(self, index: int) -> Any:
         return self._pack(tuple(t[index] for t in self._tensors))

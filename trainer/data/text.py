@@ -1,4 +1,4 @@
-"""Text as tokens: bytes as they are, or byte pairs that are learnt (BPE, Sennrich et al. 2016) by `tokenizers`."""
+"""Turns text into tokens: raw bytes, or byte pairs (BPE, Sennrich et al. 2016) learnt by `tokenizers`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from trainer.data.cache import publish
 from trainer.errors import ConfigError, DataError
 
-_CUT = "\ud800"  # which no text holds, since it is no character
+_CUT = "\ud800"  # a lone surrogate, which no text contains
 
 
 class Tokenizer(Protocol):
-    """Text to ids below `vocab_size` and back. `end` is the id that ends a document."""
+    """Maps text to ids below `vocab_size` and back. `end` is the id that ends a document."""
 
     vocab_size: int
     end: int
@@ -38,8 +38,10 @@ class Bytes:
 
 
 def as_text(encode: Callable[[str], list[int]], text: str, end: int, spelling: str) -> list[int]:
-    """Returns the ids of `text`, where `spelling` ends no document: if `encode` takes it for the token `end`, it is cut
-    after its first character."""
+    """Returns the ids of `text` as plain text, in which `spelling` does not end a document.
+
+    If `encode` takes it for the token `end`, it is cut after its first character.
+    """
     ids = encode(text)
     if end not in ids or len(spelling) < 2:
         return ids
@@ -48,10 +50,10 @@ def as_text(encode: Callable[[str], list[int]], text: str, end: int, spelling: s
 
 
 class BPE:
-    """Byte-level byte-pair encoding, learnt by `BPE.train` and kept as the JSON of `tokenizers`; or any other tokenizer
-    of that library, `end_token` being what ends a document there.
+    """Byte-level byte-pair encoding, learnt by `BPE.train` and stored as the JSON of `tokenizers`.
 
-    A text is data: where it spells a special token, it is encoded as any other characters are.
+    It also wraps any other tokenizer of that library, in which `end_token` ends a document. A text is data: a special
+    token spelled in it is encoded like any other characters.
     """
 
     END = "<|end|>"
@@ -62,16 +64,16 @@ class BPE:
         self.vocab_size: int = tokenizer.get_vocab_size()
         end = tokenizer.token_to_id(end_token)
         if end is None:
-            own = [repr(one.content) for one in tokenizer.get_added_tokens_decoder().values() if one.special]
+            special = [repr(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]
             raise DataError(
                 f"the tokenizer has no token {end_token!r} to end a document with; its special ones are "
-                f"{', '.join(own) or 'none'}."
+                f"{', '.join(special) or 'none'}."
             )
         self.end: int = end
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPE:
-        """Learn `vocab_size` tokens, the 256 bytes and the end among them; the same texts give the same tokens."""
+        """Learns `vocab_size` tokens, including the 256 bytes and the end; the same texts give the same tokens."""
         tokenizers = _library()
         if vocab_size < 257:
             raise DataError(f"vocab_size is {vocab_size}: give at least 257, for the bytes and the end of a document.")
@@ -89,14 +91,14 @@ class BPE:
 
     @classmethod
     def load(cls, path: str | Path, end_token: str = END) -> BPE:
-        """Read what `save` wrote, or another `tokenizer.json`."""
+        """Reads the output of `save`, or another `tokenizer.json`."""
         tokenizers = _library()
         try:
-            found = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no class of its own
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
             raise DataError(f"{path} is not the JSON of a tokenizer ({error}).") from error
         try:
-            return cls(found, end_token)
+            return cls(tokenizer, end_token)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
 

@@ -1,7 +1,7 @@
-"""Token files: one long run of token ids on disk, mapped into memory, and the data sets made of it.
+"""Holds token files, which map one long sequence of token ids on disk into memory, and data sets over them.
 
-`NAME.bin` holds the ids (uint16 or uint32, little-endian), `NAME.ends` where each document ends (uint64), and
-`NAME.json`, written last, says how many there are of both and the sha256 of each file.
+`NAME.bin` holds the ids (uint16 or uint32, little-endian), `NAME.ends` the end of each document (uint64), and
+`NAME.json`, written last, the number of both and the sha256 of each file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
 def write_tokens(path: str | Path, documents: Iterable[Sequence[int] | np.ndarray | Tensor], vocab_size: int) -> None:
-    """Write `documents`, each a sequence of ids below `vocab_size`, as the token file `path` (its header's name)."""
+    """Writes `documents`, each a sequence of ids below `vocab_size`, as the token file `path` (its header's name)."""
     header = Path(path)
     dtype = "uint16" if vocab_size <= 2**16 else "uint32"
     binary, ends, end = header.with_suffix(".bin"), [], 0
-    header.unlink(missing_ok=True)  # until the new one is there, there is none
+    header.unlink(missing_ok=True)  # until the new one is complete, there is none
     with durable.replacing(binary) as temporary:
         with open(temporary, "wb") as file:
             for number, document in enumerate(documents):
@@ -44,12 +44,12 @@ def write_tokens(path: str | Path, documents: Iterable[Sequence[int] | np.ndarra
         temporary.write_bytes(np.array(ends, dtype="<u8").tobytes())
         durable.sync(temporary)
     digests = {suffix: durable.sha256(header.with_suffix(suffix)) for suffix in (".bin", ".ends")}
-    said = {"format": FORMAT, "dtype": dtype, "tokens": end, "documents": len(ends), "vocab_size": vocab_size}
-    durable.write_text(header, json.dumps(said | {"sha256": digests}))
+    fields = {"format": FORMAT, "dtype": dtype, "tokens": end, "documents": len(ends), "vocab_size": vocab_size}
+    durable.write_text(header, json.dumps(fields | {"sha256": digests}))
 
 
 class TokenFile:
-    """A token file, mapped: `len` tokens; `file[a:b]` are ids as int64.
+    """A mapped token file of `len` tokens; `file[a:b]` are ids as int64.
 
     Its sizes are checked when it is opened, its content by `verify`, which reads all of it.
     """
@@ -77,7 +77,7 @@ class TokenFile:
             raise DataError(f"{file} has {size or 'no'} bytes instead of {expected}: write {self.path} anew.")
 
     def verify(self) -> None:
-        """Raise DataError unless both files are as they were written."""
+        """Raises DataError unless both files are unchanged since they were written."""
         for suffix, expected in self._sha256.items():
             if durable.sha256(self.path.with_suffix(suffix)) != expected:
                 raise DataError(f"{self.path.with_suffix(suffix)} has another sha256 than {self.path} says.")
@@ -85,25 +85,25 @@ class TokenFile:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, place: slice) -> Tensor:
+    def __getitem__(self, span: slice) -> Tensor:
         if self.size == 0:
             return torch.zeros(0, dtype=torch.int64)
         if self._tokens is None:
             mapped = np.memmap(self.path.with_suffix(".bin"), self.dtype, "r", shape=(self.size,))
-            self._tokens = np.asarray(mapped)  # a view: each slice of a memmap itself is another one, for 10 us
-        return torch.from_numpy(np.array(self._tokens[place], dtype=np.int64))
+            self._tokens = np.asarray(mapped)  # a view: slicing the memmap itself would make another one, for 10 us
+        return torch.from_numpy(np.array(self._tokens[span], dtype=np.int64))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tokens": None}  # to be mapped again: pickled, it would be copied
+        return self.__dict__ | {"_tokens": None}  # mapped again by the receiver: pickled, it would be copied
 
     @property
     def ends(self) -> np.ndarray:
-        """Where each document ends [documents]."""
+        """Returns the end of each document [documents]."""
         return np.fromfile(self.path.with_suffix(".ends"), dtype="<u8").astype(np.int64)
 
 
 class TokenBlocks:
-    """The tokens in blocks of `length`, each [length]; neighbours share `overlap` of them, a rest goes unused.
+    """The tokens in blocks of `length`, each [length]; neighbours share `overlap` of them, and a rest is unused.
 
     With an overlap of 1 a model that predicts each block's tokens but the first predicts every token once.
     """
@@ -127,7 +127,7 @@ class TokenBlocks:
 
 
 class TokenDocuments:
-    """The documents, each [its length]; `lengths` are known without reading them."""
+    """A data set of the documents, each [its length]; `lengths` are known without reading them."""
 
     draws = False
 

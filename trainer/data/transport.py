@@ -1,8 +1,8 @@
-"""Carries batches from one process to another, through anonymous memory whose descriptor is passed along.
+"""Sends batches from one process to another, through anonymous memory whose descriptor is passed along.
 
-Torch passes a descriptor by a second connection to the sender, which then has to answer: a batch that was sent before
-its worker hung or died cannot be received, or is waited for without end. Here all of a batch is in the receiver's
-hands once its message is there; and as the memory has no name, nothing is left behind whoever is killed.
+Torch passes a descriptor over a second connection to the sender, which must then answer: a batch whose worker hung or
+died after sending it cannot be received, or is waited for forever. Here the receiver has all of a batch once its
+message arrives; and as the memory has no name, nothing is left over, whichever process is killed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_HEADER = struct.Struct("<QQ")  # where the pickle begins, where it ends
+_HEADER = struct.Struct("<QQ")  # start and end of the pickle
 _ALIGNMENT = 64
 
 
 def map_leaves(batch: Any, kind: type, function: Callable[[Any], Any]) -> Any:
-    """The batch with every `kind` in its tuples, lists and dicts replaced by `function` of it."""
+    """Returns the batch with every `kind` in its tuples, lists and dicts replaced by `function` of it."""
     if isinstance(batch, kind):
         return function(batch)
     if isinstance(batch, dict):
@@ -39,7 +39,7 @@ def map_leaves(batch: Any, kind: type, function: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The place of a tensor in the memory."""
+    """A tensor's position in the memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -47,11 +47,11 @@ class _Slot:
 
 
 def send(sender: socket.socket, batch: Any) -> None:
-    """Send a batch; raises, before anything is sent, where it cannot be pickled."""
+    """Sends a batch; raises before anything is sent if it cannot be pickled."""
     tensors: list[tuple[int, Tensor]] = []
     size = 0
 
-    def place(tensor: Tensor) -> Any:
+    def to_slot(tensor: Tensor) -> Any:
         nonlocal size
         plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
         if not plain or tensor.requires_grad or tensor.numel() == 0:
@@ -62,7 +62,7 @@ def send(sender: socket.socket, batch: Any) -> None:
         size += tensor.numel() * tensor.element_size()
         return slot
 
-    pickled = pickle.dumps(map_leaves(batch, Tensor, place), protocol=pickle.HIGHEST_PROTOCOL)
+    pickled = pickle.dumps(map_leaves(batch, Tensor, to_slot), protocol=pickle.HIGHEST_PROTOCOL)
     descriptor = anonymous()
     try:
         os.ftruncate(descriptor, size + len(pickled))
@@ -79,12 +79,12 @@ def send(sender: socket.socket, batch: Any) -> None:
 
 
 def receive(receiver: socket.socket) -> Any:
-    """The next batch; its tensors lie in the memory it came in. Raises EOFError where the sender is gone."""
+    """Returns the next batch, whose tensors lie in the received memory. Raises EOFError if the sender is gone."""
     header, descriptors, *_ = socket.recv_fds(receiver, _HEADER.size, 1)
     if not descriptors:
         raise EOFError
     begin, end = _HEADER.unpack(header)
-    try:  # not by `mmap`, which keeps a descriptor open for as long as any tensor of the batch lives
+    try:  # `mmap` would keep a descriptor open for as long as any tensor of the batch lives
         memory = torch.from_file(f"/dev/fd/{descriptors[0]}", shared=True, size=end, dtype=torch.uint8)
     finally:
         os.close(descriptors[0])
@@ -97,12 +97,12 @@ def receive(receiver: socket.socket) -> Any:
 
 
 def send_descriptor(sender: socket.socket, descriptor: int) -> None:
-    """Let the receiver use an open file of the sender's."""
+    """Passes an open file of the sender to the receiver."""
     socket.send_fds(sender, [b"d"], [descriptor])
 
 
 def receive_descriptor(receiver: socket.socket) -> int:
-    """The descriptor that was sent; raises EOFError where the sender is gone."""
+    """Returns the descriptor that was sent; raises EOFError if the sender is gone."""
     _, descriptors, *_ = socket.recv_fds(receiver, 1, 1)
     if not descriptors:
         raise EOFError
@@ -110,7 +110,7 @@ def receive_descriptor(receiver: socket.socket) -> int:
 
 
 def anonymous() -> int:
-    """A descriptor of a new file without a name: memory on Linux, else wherever temporary files are."""
+    """Returns a descriptor of a new unnamed file: in memory on Linux, else in the directory for temporary files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("batch")
     with tempfile.TemporaryFile() as file:

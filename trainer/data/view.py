@@ -1,4 +1,4 @@
-"""Defines the interface of a data set, and the base of those that show another one differently.
+"""Defines the interface of a data set, and the base of views on another one.
 
 A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` is one of them, or
 `data.__getitems__(indices)` a whole batch (a list counts as samples still to be collated). It may also have
@@ -7,13 +7,13 @@ A data set is map-style: an epoch takes `len(data)` samples, and `data[index]` i
                                                       a function of its arguments; else a permutation of range(len)
     collate(samples) -> batch                         else torch's default_collate, with tuples in place of lists
     draws = False                                     a promise that reading it draws no random number
-    by_batch_size = True                              its order goes by the batch size
-    one_batch_size = True                             what it gives goes on from epoch to epoch, and for one batch size
-                                                      alone: refused where batches grow
-    own_indices = True                                its indices are not 0 to len - 1: what goes by place is refused
+    by_batch_size = True                              its order depends on the batch size
+    one_batch_size = True                             its samples continue from epoch to epoch, for one batch size
+                                                      alone: refused if batches grow
+    own_indices = True                                its indices are not 0 to len - 1: views by position are refused
 
-What an index means is the data set's own affair: it need only take those that its `order` gives. So an order can say
-more than a place (which source, which pass over it), and a resumed run still needs no more than (epoch, position).
+The data set defines the meaning of an index: it need only take the ones that its `order` gives. So an order can encode
+more than a position (which source, which pass over it), and a resumed run still needs only (epoch, position).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.runtime.seeding import shuffled
 
 
 def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
-    """The indices of `data` in the order in which epoch `epoch` visits them."""
+    """Returns the indices of `data` in the order in which epoch `epoch` visits them."""
     if not hasattr(data, "order"):
         return shuffled(seed, epoch, len(data))
     indices = data.order(seed, epoch, batch_size)
@@ -45,18 +45,18 @@ def order(data: Any, seed: int, epoch: int, batch_size: int) -> Sequence[int]:
 
 
 def collate(data: Any) -> Callable[[list[Any]], Any]:
-    """What makes a batch of a list of samples of `data`."""
-    return getattr(data, "collate", _collated)
+    """Returns the function that makes a batch of a list of samples of `data`."""
+    return getattr(data, "collate", collated)
 
 
-def _collated(samples: list[Any]) -> Any:
-    """Torch's default, but for pairs and the like a tuple: a list is taken for samples by whoever shows this batch."""
+def collated(samples: list[Any]) -> Any:
+    """Returns torch's default batch, as a tuple if that is a list, which would count as samples."""
     batch = default_collate(samples)
     return tuple(batch) if isinstance(batch, list) else batch
 
 
 def read(data: Any, indices: Sequence[int]) -> Any:
-    """The samples of `data` at `indices`, as a batch."""
+    """Returns the samples of `data` at `indices`, as a batch."""
     if not hasattr(data, "__getitems__"):
         return collate(data)([data[index] for index in indices])
     batch = data.__getitems__(indices)
@@ -64,13 +64,13 @@ def read(data: Any, indices: Sequence[int]) -> Any:
 
 
 def samples(data: Any, indices: Sequence[int]) -> list[Any]:
-    """The samples of `data` at `indices`, one by one."""
+    """Returns the samples of `data` at `indices`, one by one."""
     batch = data.__getitems__(indices) if hasattr(data, "__getitems__") else None
     return batch if isinstance(batch, list) else [data[index] for index in indices]
 
 
 class View:
-    """A data set that shows another one, `data`: what a subclass does not change is as it is there."""
+    """A view of another data set, `data`, unchanged except where a subclass overrides it."""
 
     def __init__(self, data: Any) -> None:
         if len(data) == 0:
@@ -82,7 +82,7 @@ class View:
         self.one_batch_size = getattr(data, "one_batch_size", False)
 
     def _check_by_place(self, what: str, values: Sequence[Any]) -> None:
-        """Raise DataError unless `values` can be one for each place in `data`."""
+        """Raises DataError unless `values` has one value for each position in `data`."""
         name = type(self).__name__
         if self.own_indices:
             raise DataError(

@@ -1,10 +1,10 @@
 """Reads micro-batches: in this process, or in worker processes that are watched.
 
-Torch's DataLoader is not used, for what it does when a worker fails: its timeout raises but neither names nor ends the
-worker (pytorch#96629), after a worker is killed its shutdown may wait for ever on the lock that the dead worker held
-(#21554), and its handler of SIGCHLD raises wherever the main thread happens to be, in a commit as well as in the wait
-for a batch. Here each worker has a socket of its own and answers its requests in order, so that whoever waits knows
-which worker it waits for and what that worker was reading.
+Torch's DataLoader is not used because of its behaviour when a worker fails: its timeout raises but neither names nor
+ends the worker (pytorch#96629), after a worker is killed its shutdown may wait forever for the lock that the dead
+worker held (#21554), and its handler of SIGCHLD raises wherever the main thread happens to be, in a commit as well as
+in the wait for a batch. Here each worker has its own socket and answers its requests in order, so a waiting process
+knows which worker it waits for and what that worker was reading.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -39,12 +40,13 @@ Request = tuple[int, list[int]]
 Read = Callable[[Request], Any]
 
 log = logging.getLogger(__name__)
-_GROUPS = (signal.SIGINT, signal.SIGTERM)  # sent to a whole group, they are the training process's affair
-_DUMP = signal.SIGUSR1  # makes a worker write where it is
+_GROUPS = (signal.SIGINT, signal.SIGTERM)  # sent to the whole group, but handled by the training process
+_STARTED_ANEW = ("jemalloc_bg_thd",)  # restarted by its library in a fork
+_DUMP = signal.SIGUSR1  # makes a worker write its stack
 
 
 class WorkerLost(DataError):
-    """A loader worker hangs or is dead. `stack` is where it was, where it could still say so."""
+    """Raised when a loader worker hangs or is dead. `stack` is its stack, if it could still write it."""
 
     def __init__(self, sentence: str, stack: str = "") -> None:
         super().__init__(sentence)
@@ -66,12 +68,12 @@ def _what(request: Request) -> str:
 
 
 def _pinned(batches: Iterator[Any], pin: bool) -> Iterator[Any]:
-    """The same, where `pin` says so in memory from which a copy to the GPU is not waited for."""
+    """Returns the batches; with `pin` in page-locked memory, from which copies to the GPU are asynchronous."""
     return (map_leaves(batch, torch.Tensor, torch.Tensor.pin_memory) for batch in batches) if pin else batches
 
 
 class InProcess:
-    """Reads where it is called. In the main thread, a read that takes longer than `timeout` is ended by a DataError."""
+    """Reads in the calling process. In the main thread, a read longer than `timeout` is ended by a DataError."""
 
     def __init__(self, read: Read, timeout: float | None, pin: bool = False) -> None:
         self._read, self._timeout, self._pin = read, timeout, pin
@@ -95,14 +97,14 @@ class InProcess:
 
 
 class _Watch:
-    """A thread that interrupts the main thread by SIGALRM once what it does `since` then takes too long.
+    """A thread that interrupts the main thread by SIGALRM once its work `since` then takes too long.
 
-    No timer is set, since only one process-wide is to be had and setting it costs more than many a read. All watches,
-    of which lanes have several that end in any order, share one handler.
+    No timer is set, since a process has only one and setting it costs more than many reads. All watches share one
+    handler; a process may have several, which end in any order.
     """
 
     _open: ClassVar[list[_Watch]] = []
-    _previous: ClassVar[Any] = None  # the handler that is there before the first of them
+    _previous: ClassVar[Any] = None  # the handler installed before the first watch
 
     def __init__(self, timeout: float) -> None:
         self.since: float | None = None
@@ -143,25 +145,27 @@ class _Watch:
             if watch._late():
                 raise DataError(
                     f"reading {_what(watch.request)} has taken longer than train.data_timeout ({watch._timeout:g} s): "
-                    "mend the data set, or raise train.data_timeout if it is only slow."
+                    "fix the data set, or raise train.data_timeout if it is only slow."
                 )
         if not expired and callable(_Watch._previous):
             _Watch._previous(number, frame)
 
 
 class Workers:
-    """`count` processes that read ahead, each `prefetch` requests; request i is worker i % count's. They live until
-    `close`."""
+    """`count` processes that each read `prefetch` requests ahead; request i goes to worker i % count.
+
+    They live until `close`.
+    """
 
     def __init__(self, read: Read, count: int, timeout: float | None, pin: bool = False, prefetch: int = 2) -> None:
         self._timeout, self._pin, self._prefetch = timeout, pin, prefetch
         self._workers = [_Worker(read, number) for number in range(count)]
-        atexit.register(self.close)  # before multiprocessing's own, which asks by SIGTERM and waits
+        atexit.register(self.close)  # runs before multiprocessing's own, which sends SIGTERM and waits
 
     def map(self, requests: Iterable[Request]) -> Iterator[Any]:
         try:
             for worker in self._workers:
-                worker.drain(self._timeout)  # what an epoch that was left early has asked for
+                worker.drain(self._timeout)  # requests of an epoch that was left early
             yield from _pinned(self._map(iter(requests)), self._pin)
         except WorkerLost:
             self.close()
@@ -186,7 +190,7 @@ class Workers:
         return [worker.process.pid for worker in self._workers]
 
     def close(self) -> None:
-        """End the processes, whatever they do."""
+        """Ends the processes, whatever they are doing."""
         atexit.unregister(self.close)
         for worker in self._workers:
             worker.process.kill()
@@ -195,7 +199,7 @@ class Workers:
 
 
 class _Worker:
-    """This side of one worker process."""
+    """The training process's side of one worker process."""
 
     def __init__(self, read: Read, number: int) -> None:
         context = torch.multiprocessing.get_context()
@@ -204,8 +208,9 @@ class _Worker:
         self._requests = context.Queue()  # its thread writes, so that asking never waits for the worker
         self._requests.cancel_join_thread()
         self._answers, theirs = socket.socketpair()
-        self._stack: int | None = None  # where it writes its stack; comes with its first message
+        self._stack: int | None = None  # the file for its stack; comes with its first message
         self.process = context.Process(target=_serve, args=(read, self._requests, theirs), daemon=True)
+        self._left = _threads() if context.get_start_method() == "fork" else []  # threads that it does not have
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUPS)  # until the worker ignores them
         try:
             self.process.start()
@@ -218,7 +223,7 @@ class _Worker:
         self._requests.put(request)
 
     def answer(self, timeout: float | None) -> Any:
-        """The batch of the oldest request; raises what reading it raised, and WorkerLost."""
+        """Returns the batch of the oldest request; raises the error of reading it, and WorkerLost."""
         request = self.asked[0]
         try:
             if self._stack is None and self._ready(timeout):
@@ -235,7 +240,7 @@ class _Worker:
         return batch
 
     def _ready(self, timeout: float | None) -> bool:
-        """Whether there is a message within `timeout`; raises EOFError where there will be none."""
+        """Returns True if a message arrives within `timeout`; raises EOFError if there will be none."""
         if not wait([self._answers, self.process.sentinel], timeout):
             return False
         if not wait([self._answers], 0):
@@ -243,7 +248,7 @@ class _Worker:
         return True
 
     def drain(self, timeout: float | None) -> None:
-        """Take and drop the answers that nobody waits for any more."""
+        """Receives and drops the answers that are no longer needed."""
         while self.asked:
             try:
                 self.answer(timeout)
@@ -256,10 +261,14 @@ class _Worker:
         stack = self._dump()
         frame = re.search(r'File "(.+)", line (\d+) in (\S+)', stack)
         where = f", at {frame[1]}:{frame[2]} in {frame[3]}" if frame else ""
+        fix = "repair the data set"
+        if self._left:
+            where += f"; a fork leaves threads of libraries behind, here {', '.join(self._left)}"
+            fix = "let the data set use such a library in its workers alone, or set train.num_workers=0"
         return WorkerLost(
             f"loader worker {self.number} (pid {self.process.pid}) has not answered within train.data_timeout "
-            f"({timeout:g} s): it was reading {_what(request)}{where}; mend the data set, or raise train.data_timeout "
-            "if it is only slow.",
+            f"({timeout:g} s): it was reading {_what(request)}{where}; "
+            f"{fix}, or raise train.data_timeout if it is only slow.",
             stack,
         )
 
@@ -273,7 +282,7 @@ class _Worker:
         )
 
     def _dump(self, patience: float = 2.0) -> str:
-        """Where the worker is; empty if it cannot say."""
+        """Returns the worker's stack; empty if it cannot write it."""
         if self._stack is None:
             return ""
         assert self.process.pid is not None
@@ -283,7 +292,7 @@ class _Worker:
         while time.monotonic() < end:
             time.sleep(0.05)
             before, size = size, os.fstat(self._stack).st_size
-            if 0 < before == size:  # it has ended what it began
+            if 0 < before == size:  # it has finished writing
                 break
         return os.pread(self._stack, size, 0).decode(errors="replace")
 
@@ -296,12 +305,24 @@ class _Worker:
             self._stack = None
 
 
+def _threads() -> list[str]:
+    """Returns the names that libraries gave to threads of this process, numbers removed; none without /proc."""
+    names = dict[str, None]()
+    for task in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            names[task.read_text().strip().rstrip("-0123456789")] = None
+    if not names:
+        return []
+    known = (*_STARTED_ANEW, Path("/proc/self/comm").read_text().strip())
+    return [name for name in names if name and name not in known]
+
+
 def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
-    """The worker's side: answer each request with (batch, None, "") or (None, error, its traceback)."""
+    """Runs the worker: answers each request with (batch, None, "") or (None, error, its traceback)."""
     parent = torch.multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None
     served = torch.multiprocessing.get_start_method() == "forkserver"  # the server is the parent, and dies with it
-    die_with(os.getppid() if served else parent.pid)  # which may be dead, and its place taken by a reaper
+    die_with(os.getppid() if served else parent.pid)  # the parent may be dead, and replaced by a reaper
     if not parent.is_alive():
         return
     for number in _GROUPS:
@@ -320,7 +341,7 @@ def _serve(read: Read, requests: Any, answers: socket.socket) -> None:
 
 
 def _portable(error: BaseException) -> Exception:
-    """The error itself where it survives the way to another process, else a RuntimeError that says the same."""
+    """Returns the error itself if it can be pickled, else a RuntimeError with the same text."""
     if isinstance(error, Exception):
         with contextlib.suppress(Exception):
             pickle.loads(pickle.dumps(error))

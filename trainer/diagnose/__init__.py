@@ -1,2 +1,1 @@
-"""Looks into a training run, for the questions of a user whose numbers are not what they should be. `fit` needs none
-of it but `nonfinite`."""
+"""Examines a training run whose numbers look wrong."""

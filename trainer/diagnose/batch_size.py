@@ -1,5 +1,8 @@
-"""The batch size at which larger ones stop paying: the simple noise scale of the gradient, B = tr(Sigma)/|G|^2
-(McCandlish et al. 2018, arXiv 1812.06162, eq. 2.9 and appendix A.1), beside what memory holds."""
+"""Finds the batch size at which larger ones stop paying, and the largest that fits into memory.
+
+It measures the simple noise scale of the gradient, B = tr(Sigma)/|G|^2 (McCandlish et al. 2018, arXiv 1812.06162, eq.
+2.9 and appendix A.1).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,13 @@ import math
 from dataclasses import dataclass
 from itertools import chain, count
 
-from torch._subclasses.fake_tensor import DataDependentOutputException
-
+from trainer.compat.fake import DataDependentOutputException
 from trainer.config import TrainConfig
 from trainer.diagnose.trial import fresh
 from trainer.errors import ConfigError
 from trainer.memory.bound import memory_limit
 from trainer.memory.estimate import estimate
-from trainer.model.precision import settled
+from trainer.model.precision import resolved
 from trainer.task import Task
 
 BLOCKS = 5  # readings of the noise scale: each the ratio of two means over a fifth of the steps
@@ -23,10 +25,13 @@ PARTS = 4  # micro-batches of a window, whose gradients are compared
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """`noise`: (steps done, noise scale in samples), NaN where the gradient is lost in it; `memory`: (batch size, bytes
-    of a step that takes it in one pass), empty where the loss looks at values. `suggestion` is the power of two nearest
-    to the last noise scale, within the training set, and `micro_batch` what of it fits into memory at once, where that
-    is less."""
+    """The measured noise scales and memory needs, and the batch size that they suggest.
+
+    `noise`: (steps done, noise scale in samples), NaN where the gradient is lost in noise. `memory`: (batch size, bytes
+    of a step that takes it in one pass), empty if the loss looks at values. `suggestion` is the power of two nearest to
+    the last noise scale, within the training set, and `micro_batch` the part of it that fits into memory at once, if
+    that is less.
+    """
 
     noise: list[tuple[int, float]]
     memory: list[tuple[int, int]]
@@ -35,9 +40,9 @@ class BatchSizes:
 
 
 def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchSizes:
-    """Train `steps` windows of `task` as `config` says, and read the noise scale on the way.
+    """Trains `steps` windows of `task` under `config`, and measures the noise scale meanwhile.
 
-    Raises ConfigError where a window is too small to be compared with its parts.
+    Raises ConfigError if a window is too small to be compared with its parts.
     """
     if config.batch_size < 2:
         raise ConfigError(
@@ -63,9 +68,9 @@ def find_batch_size(task: Task, config: TrainConfig, steps: int = 100) -> BatchS
         sizes = [1 << i for i in range(_power_of_two(largest, at_most=True).bit_length())]
         least, most = fit.loader.sampler.least, 4 * max(suggestion or 0, config.batch_size)
         shown = [size for size in sizes if least <= size <= most][-8:]
-        trained = settled(config, fit.device)
+        resolved_config = resolved(config, fit.device)
         try:
-            memory = [(size, estimate(task, trained, fit.loader.first(size)).peak) for size in shown]
+            memory = [(size, estimate(task, resolved_config, fit.loader.first(size)).peak) for size in shown]
         except DataDependentOutputException:
             memory = []
     micro = None

@@ -11,19 +11,19 @@ from trainer.diagnose.finding import Finding, unmeasured
 
 GAP = 0.2  # between validation and training loss, of the validation loss
 SLOPE = 0.01  # relative change per epoch below which the training loss is flat
-LEARNED = 0.01  # of the first epoch's training loss: less is no learning
-GAIN = 0.01  # of the best validation loss before, that the last third of the epochs has to better it by
-EPOCHS = 6  # that are needed to judge
+LEARNED = 0.01  # of the first epoch's training loss: less does not count as learning
+GAIN = 0.01  # of the earlier best validation loss: the least improvement over the last third of the epochs
+EPOCHS = 6  # needed to judge
 CHECKS = ("over/underfitting", "plateau")
 
 
 def findings(train: Sequence[float], validation: Sequence[float], epochs: Sequence[int] = ()) -> list[Finding]:
-    """What is said of losses (lower is better) of the same `epochs`, by default from 1 on; NaN counts as worst."""
+    """Returns the findings on losses (lower is better) of the same `epochs`, by default from 1; NaN counts as worst."""
     n = min(len(train), len(validation))
     epochs = epochs or range(1, n + 1)
     if n < EPOCHS:
-        there = f"there {'is' if n == 1 else 'are'} {n}"
-        return [unmeasured(check, f"{EPOCHS} epochs are needed to judge by, and {there}") for check in CHECKS]
+        count_clause = f"there {'is' if n == 1 else 'are'} {n}"
+        return [unmeasured(check, f"{EPOCHS} epochs are needed to judge by, and {count_clause}") for check in CHECKS]
     if not np.isfinite(train[:n]).all() or not np.isfinite(validation[:n]).any():
         return [unmeasured(check, "the losses are not finite") for check in CHECKS]
     last = max(n // 3, 3)
@@ -31,7 +31,7 @@ def findings(train: Sequence[float], validation: Sequence[float], epochs: Sequen
 
 
 def best(validation: Sequence[float]) -> int:
-    """The index of the least loss."""
+    """Returns the index of the least loss."""
     return int(np.nanargmin(validation))
 
 
@@ -87,7 +87,7 @@ def _plateau(validation: Sequence[float], epochs: Sequence[int], last: int) -> F
 
 
 def _slope(values: Sequence[float]) -> float:
-    """Of the least-squares line, per epoch, relative to the mean."""
+    """Returns the slope of the least-squares line, per epoch, relative to the mean."""
     y = np.asarray(values, dtype=np.float64)
     x = np.arange(len(y)) - (len(y) - 1) / 2
     return float((x * (y - y.mean())).sum() / (x * x).sum() / max(abs(y.mean()), 1e-12))

@@ -1,4 +1,4 @@
-"""Pictures, drawn without a display. matplotlib is the extra `plots`, imported when one is drawn."""
+"""Draws pictures without a display. matplotlib is the extra `plots`, imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.runtime.epochs import Epochs
 
 
 def figure(title: str, *, width: float = 8.0, height: float = 4.5) -> tuple[Any, Any]:
-    """A matplotlib figure with one pair of axes; `width` and `height` in inches."""
+    """Returns a matplotlib figure with one pair of axes; `width` and `height` in inches."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
@@ -27,7 +27,7 @@ def figure(title: str, *, width: float = 8.0, height: float = 4.5) -> tuple[Any,
 
 
 def save(drawn: Any, path: str | Path) -> None:
-    """Write a figure in the format that the path's suffix names. Raises ConfigError where that cannot be done."""
+    """Writes a figure in the format of the path's suffix. Raises ConfigError if that is not possible."""
     known = drawn.canvas.get_supported_filetypes()
     if (suffix := Path(path).suffix[1:].lower()) not in known:
         raise ConfigError(f"{path}: pictures end in one of {', '.join(sorted(known))}, such as .png.")
@@ -38,7 +38,7 @@ def save(drawn: Any, path: str | Path) -> None:
 
 
 def learning_rates(title: str, rates: Sequence[float], lengths: Epochs) -> Any:
-    """The learning rate over the steps of a run, with the epochs along the top; `rates[s]` is that of update s."""
+    """Draws the learning rate over the steps of a run, the epochs along the top; `rates[s]` is that of update s."""
     drawn, axes = figure(title)
     axes.plot(range(len(rates)), rates, drawstyle="steps-post" if len(rates) < 50 else "default", linewidth=2)
     axes.set(xlabel="step", ylabel="learning rate", xlim=(0, max(len(rates) - 1, 1)))

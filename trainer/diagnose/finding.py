@@ -1,4 +1,4 @@
-"""One finding of a diagnosis: what was looked at, what it means, what to do."""
+"""Holds one finding of a diagnosis: what was examined, its verdict and the advice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """A figure, its verdict and what to do. `value` is None where it could not be measured; `figure` says it in words,
-    with the thresholds that decide the verdict; `advice` is empty where nothing is to change."""
+    """A figure, its verdict and advice.
+
+    `value` is None if it could not be measured; `figure` says it in words, with the thresholds that decide the verdict;
+    `advice` is empty if nothing needs to change.
+    """
 
     check: str
     verdict: str
@@ -23,5 +26,5 @@ def unmeasured(check: str, why: str) -> Finding:
 
 
 def names(found: Sequence[str]) -> str:
-    """The first three, and how many more there are."""
+    """Returns the first three names, and how many more there are."""
     return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

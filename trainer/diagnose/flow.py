@@ -1,7 +1,7 @@
-"""Gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps.
+"""Measures gradient flow, update ratios and dead units, layer by layer, over a few optimizer steps.
 
-Of all checks only the update ratio says into which direction a learning rate is off, or, where there is none, a step
-that is not finite: so that no two contradict.
+Only the update ratio tells in which direction a learning rate is off or, without a ratio, that a step is not finite: so
+no two checks contradict each other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.compat.modules import ConvNd
 from trainer.diagnose.finding import Finding, names, unmeasured
 
 # An optimizer's usual step changes weights by about a thousandth of their size; far less and they hardly learn, far
@@ -26,21 +27,23 @@ CHECKS = ("gradient flow", "update ratio", "dead units")
 
 @dataclass(frozen=True)
 class Layer:
-    """One module with parameters of its own. Norms are root mean squares over its weights, so layers compare; they and
-    the ratio are means over the steps."""
+    """One module with its own parameters.
+
+    Norms are root mean squares over its weights, so that layers compare; they and the ratio are means over the steps.
+    """
 
     name: str
     weight: float
     gradient: float
     update_ratio: float  # of one optimizer step: rms of the change over rms of the weights
-    dead: float | None  # share of the units behind it, up to the next such module, that no sample activates
-    activation: str = ""  # the kind of module that makes them active or not
-    output_mean: float | None = None  # of its outputs in all passes, where they are one tensor
+    dead: float | None  # share of the units between it and the next such module that no sample activates
+    activation: str = ""  # the kind of module that activates them
+    output_mean: float | None = None  # of its outputs in all passes, if they are one tensor
     output_std: float | None = None
 
 
 def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) -> list[Layer]:
-    """Measure each layer over `steps` calls of `step`, which takes an optimizer step and leaves the gradients.
+    """Measures each layer over `steps` calls of `step`, which takes an optimizer step and leaves the gradients.
 
     A unit is a feature (last dimension) of a linear layer's output or a channel (dimension 1) of a convolution's. It
     counts as dead if an activation module gives exactly 0 for it throughout.
@@ -73,7 +76,7 @@ def gradient_flow(model: nn.Module, step: Callable[[], object], steps: int = 1) 
 
 
 def _watch_activations(model: nn.Module, alive: dict[str, Tensor]) -> list[Any]:
-    """Hooks that note, for each activation module, which of its units any sample has activated."""
+    """Returns hooks that record, for each activation module, which of its units any sample has activated."""
 
     def watch(name: str) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -88,8 +91,7 @@ def _watch_activations(model: nn.Module, alive: dict[str, Tensor]) -> list[Any]:
 
 
 def _watch_outputs(model: nn.Module, moments: dict[str, Tensor]) -> list[Any]:
-    """Hooks that add up, for each module with parameters of its own, how many outputs it has given, and the sums of
-    them and of their squares."""
+    """Returns hooks that sum, for each module with its own parameters, its outputs' count, values and squares."""
 
     def watch(name: str) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -112,15 +114,15 @@ def _mean_and_std(moments: Tensor | None) -> tuple[float | None, float | None]:
 
 
 def _behind(model: nn.Module, alive: dict[str, Tensor]) -> dict[str, tuple[float, str]]:
-    """Name of the module with weights -> the share of dead units of the activation that follows it, and its kind."""
-    found: dict[str, tuple[float, str]] = {}
+    """Returns module with weights -> (share of dead units of the activation that follows it, its kind), by name."""
+    by_module: dict[str, tuple[float, str]] = {}
     last = ""
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+        if isinstance(module, (nn.Linear, ConvNd)):
             last = name
         elif name in alive and last:
-            found[last] = 1 - alive[name].float().mean().item(), type(module).__name__
-    return found
+            by_module[last] = 1 - alive[name].float().mean().item(), type(module).__name__
+    return by_module
 
 
 def _rms(tensors: Sequence[Tensor]) -> float:
@@ -129,7 +131,7 @@ def _rms(tensors: Sequence[Tensor]) -> float:
 
 
 def findings(layers: Sequence[Layer]) -> list[Finding]:
-    """What is said of gradient flow, update ratios and dead units."""
+    """Returns the findings on gradient flow, update ratios and dead units."""
     if not layers:
         return [unmeasured(check, "no layer has been given a gradient") for check in CHECKS]
     return [_flow(layers), _updates(layers), _dead(layers)]

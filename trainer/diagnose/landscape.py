@@ -1,5 +1,7 @@
-"""The loss around a trained model, along random directions with the filters' own scale (Li et al. 2018,
-arXiv 1712.09913, section 4)."""
+"""Measures the loss around a trained model, along random directions scaled by the filters' norms.
+
+Li et al. 2018, arXiv 1712.09913, section 4.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,20 @@ from trainer.task import Loss
 
 LossOf = Callable[[nn.Module, Any], Loss]
 
-# Rules of thumb. Perceptrons on the digits that were trained well, one to four layers, and atft lose 0.07 to 0.15 of
-# their gain half a filter's norm away, small ones with noisy targets up to 0.5; trained at a learning rate of 1, mostly
-# 0.6 to 2.4. After an epoch or two, up to 0.08 of the gain is found by going on at random.
+# Rules of thumb. Well-trained perceptrons of one to four layers on the digits, and atft, lose 0.07 to 0.15 of their
+# gain half a filter's norm away, small ones with noisy targets up to 0.5; trained at a learning rate of 1, mostly 0.6
+# to 2.4. After an epoch or two, random steps gain up to a further 0.08.
 SHARP, SLOPED = 0.5, 0.05
-LEARNED = 0.01  # of the untrained model's loss: less is no gain to measure by
+LEARNED = 0.01  # of the untrained model's loss: a smaller gain cannot be measured by
 CHECK = "loss landscape"
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """`losses[i]` or `losses[i][j]`: the mean loss at `offsets[i]` along the first direction, `offsets[j]` along the
-    second. Offset 0 is the model itself."""
+    """The mean losses around a model; offset 0 is the model itself.
+
+    `losses[i]` or `losses[i][j]` is the loss at `offsets[i]` along the first direction, `offsets[j]` along the second.
+    """
 
     offsets: list[float]
     losses: list[Any]
@@ -46,7 +50,10 @@ def landscape(
     points: int = 21,
     seed: int = 0,
 ) -> Landscape:
-    """The mean loss over `batches`, in eval mode, at `points` offsets from -span to span; `model` is not changed."""
+    """Returns the mean loss over `batches`, in eval mode, at `points` offsets from -span to span.
+
+    `model` is not changed.
+    """
     model = copy.deepcopy(model).eval()
     centre = [p.detach().clone() for p in model.parameters()]
     directions = [direction(centre, derive(seed, "landscape", k)) for k in range(dims)]
@@ -61,20 +68,20 @@ def landscape(
 
 
 def direction(centre: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """A Gaussian direction whose filters have the norms of the model's own; 0 for biases and norms' parameters.
+    """Returns a Gaussian direction whose filters have the norms of the model's; 0 for biases and norms' parameters.
 
-    A filter is what makes one output: a row of a matrix, one output channel of a convolution.
+    A filter computes one output: a row of a matrix, one output channel of a convolution.
     """
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    scaled = []
     for p in centre:
         if p.ndim < 2:
-            found.append(torch.zeros_like(p))
+            scaled.append(torch.zeros_like(p))
             continue
         d = torch.randn(p.shape, generator=generator).to(p)
         rest = tuple(range(1, p.ndim))
-        found.append(d * (p.norm(dim=rest, keepdim=True) / (d.norm(dim=rest, keepdim=True) + 1e-10)))
-    return found
+        scaled.append(d * (p.norm(dim=rest, keepdim=True) / (d.norm(dim=rest, keepdim=True) + 1e-10)))
+    return scaled
 
 
 @torch.no_grad()
@@ -93,19 +100,19 @@ def _loss_at(
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, loss_of: LossOf, batches: Sequence[Any]) -> float:
-    """Over `batches`, in the mode the model is in."""
+    """Returns the mean loss over `batches`, in the mode the model is in."""
     losses = [loss_of(model, batch) for batch in batches]
     return float(sum(loss.sum.item() for loss in losses) / sum(float(loss.count) for loss in losses))
 
 
 def lines(found: Landscape) -> list[list[float]]:
-    """Of a 2-D landscape, the losses along each direction alone."""
+    """Returns the losses of a 2-D landscape along each direction alone."""
     losses, middle = np.asarray(found.losses), len(found.offsets) // 2
     return [losses[:, middle].tolist(), losses[middle, :].tolist()]
 
 
 def finding(found: Landscape, untrained: float) -> Finding:
-    """Of a 2-D landscape, in shares of what training has gained since the loss was `untrained`."""
+    """Returns the finding on a 2-D landscape, in shares of training's gain since the loss was `untrained`."""
     along, n = lines(found), len(found.offsets)
     middle, quarter = n // 2, n // 4
     centre, lowest = along[0][middle], float(np.min(found.losses))
@@ -118,7 +125,7 @@ def finding(found: Landscape, untrained: float) -> Finding:
             gained,
             "train for longer, and take the learning rate that `hpo lr-find` suggests.",
         )
-    lost = fmean(one[middle + side] - centre for one in along for side in (-quarter, quarter)) / gained
+    lost = fmean(line[middle + side] - centre for line in along for side in (-quarter, quarter)) / gained
     figure = f"{lost:.0%} of what training has gained is lost {away:g} filter norms away (sharp over {SHARP:.0%})"
     if (below := (centre - lowest) / gained) > SLOPED:
         return Finding(

@@ -1,4 +1,4 @@
-"""The pictures of a diagnosis."""
+"""Draws the pictures of a diagnosis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.diagnose.range_test import RangeTest
 
 
 def range_test(title: str, found: RangeTest) -> Any:
-    """The smoothed loss over the learning rate, with what is suggested."""
+    """Draws the smoothed loss over the learning rate, with the suggestions."""
     drawn, axes = figure(title)
     axes.semilogx(found.lrs, found.losses, linewidth=2)
     low, first = min(found.losses), found.losses[0]
@@ -30,21 +30,21 @@ def range_test(title: str, found: RangeTest) -> Any:
 
 
 def flow(title: str, layers: Sequence[Layer]) -> Any:
-    """Gradient and update ratio of each layer, first layer on top; layers with dead units say so."""
+    """Draws gradient and update ratio of each layer, first layer on top; layers with dead units are labelled."""
     drawn, axes = figure(title, height=max(2.5, 1.2 + 0.28 * len(layers)))
-    at = np.arange(len(layers))[::-1]
-    axes.plot([max(layer.gradient, 1e-12) for layer in layers], at, "o-", label="gradient (rms)")
-    axes.plot([max(layer.update_ratio, 1e-12) for layer in layers], at, "s-", label="update / weight")
+    rows = np.arange(len(layers))[::-1]
+    axes.plot([max(layer.gradient, 1e-12) for layer in layers], rows, "o-", label="gradient (rms)")
+    axes.plot([max(layer.update_ratio, 1e-12) for layer in layers], rows, "s-", label="update / weight")
     axes.axvspan(SMALL_UPDATE, LARGE_UPDATE, color="tab:orange", alpha=0.08, label="usual updates / weight")
     names = [layer.name + (f"  ({layer.dead:.0%} dead)" if layer.dead else "") for layer in layers]
-    axes.set_yticks(at, names, fontsize=8)
+    axes.set_yticks(rows, names, fontsize=8)
     axes.set_xscale("log")
     drawn.legend(frameon=False, fontsize=8, loc="outside lower center", ncols=3)
     return drawn
 
 
 def lines(title: str, found: Landscape) -> Any:
-    """The loss along each of the two directions; the cross is the model."""
+    """Draws the loss along each of the two directions; the cross is the model."""
     drawn, axes = figure(title)
     for name, losses in zip(("first direction", "second direction"), landscape_lines(found), strict=True):
         axes.plot(found.offsets, losses, "o-", markersize=4, linewidth=2, label=name)
@@ -55,7 +55,7 @@ def lines(title: str, found: Landscape) -> Any:
 
 
 def landscape(title: str, found: Landscape) -> Any:
-    """Level lines of a 2-D landscape where it is finite; the cross is the model."""
+    """Draws level lines of a 2-D landscape where it is finite; the cross is the model."""
     from matplotlib.colors import LogNorm
 
     drawn, axes = figure(title, width=6.5, height=5.0)
@@ -79,7 +79,7 @@ def landscape(title: str, found: Landscape) -> Any:
 
 
 def curves(title: str, epochs: Sequence[int], train: Sequence[float], validation: Sequence[float], best: int) -> Any:
-    """Training and validation loss over the epochs, the best one marked."""
+    """Draws training and validation loss over the epochs, with the best one marked."""
     drawn, axes = figure(title)
     axes.plot(epochs, train, linewidth=2, label="training")
     axes.plot(epochs, validation, linewidth=2, label="validation")

@@ -1,4 +1,4 @@
-"""Where a step's time goes: torch's profiler over a few windows."""
+"""Profiles a step's time by torch's profiler over a few windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation's own time, that of what it calls apart: on the GPU where there is one, else on the CPU."""
+    """An operation's own time, without the operations it calls: on the GPU if there is one, else on the CPU."""
 
     name: str
     calls: int  # in all steps
@@ -24,9 +24,11 @@ class Cost:
 
 
 def profiled(step: Callable[[], object], steps: int, trace: Path) -> list[Cost]:
-    """The dearest operations of `steps` calls of `step`; a Chrome trace of all is written to `trace` (.json or
-    .json.gz, for chrome://tracing or ui.perfetto.dev)."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at its first use; it tells stderr of each start and stop
+    """Returns the most expensive operations of `steps` calls of `step`.
+
+    A Chrome trace of all is written to `trace` (.json or .json.gz, for chrome://tracing or ui.perfetto.dev).
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read at its first use; else it logs each start and stop
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities, acc_events=True) as profiler:
@@ -35,8 +37,8 @@ def profiled(step: Callable[[], object], steps: int, trace: Path) -> list[Cost]:
         if on_gpu:
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(trace))
-    of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    times = {one.key: (one.count, getattr(one, of)) for one in profiler.key_averages()}
+    column = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    times = {event.key: (event.count, getattr(event, column)) for event in profiler.key_averages()}
     whole = sum(us for _, us in times.values()) or 1.0
     dearest = sorted(times, key=lambda name: times[name][1], reverse=True)[:TOP]
     return [Cost(name, times[name][0], times[name][1] / 1000 / steps, times[name][1] / whole) for name in dearest]

@@ -1,5 +1,7 @@
-"""The learning-rate range test: train a few windows at rates that rise from step to step, and see where the loss falls
-fastest (Smith 2017, arXiv 1506.01186, section 3.3)."""
+"""Runs the learning-rate range test (Smith 2017, arXiv 1506.01186, section 3.3).
+
+It trains a few windows at rates that rise from step to step, and finds where the loss falls fastest.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ SKIPPED = 5  # first and last steps, where the average has not settled or the lo
 
 @dataclass(frozen=True)
 class RangeTest:
-    """`losses` are smoothed, one for each of `lrs`. `suggestion` is where they fall fastest per decade, `cautious`
-    a tenth of the rate of the least loss. None where nothing fell."""
+    """The smoothed `losses`, one for each of `lrs`, and the rates that they suggest; None if nothing fell.
+
+    `suggestion` is where the losses fall fastest per decade, `cautious` a tenth of the rate of the least loss.
+    """
 
     lrs: list[float]
     losses: list[float]
@@ -26,13 +30,16 @@ class RangeTest:
 
 
 def rates(low: float, high: float, steps: int) -> Iterator[float]:
-    """`steps` rates from `low` to `high`, both included, evenly spaced in their logarithm."""
+    """Yields `steps` rates from `low` to `high`, both included, evenly spaced in their logarithm."""
     for i in range(steps):
         yield low * (high / low) ** (i / (steps - 1))
 
 
 def range_test(train: Callable[[float], float], low: float = 1e-7, high: float = 10.0, steps: int = 100) -> RangeTest:
-    """`train(lr)` trains one window at `lr` and gives its mean loss. Ends early once the loss has diverged."""
+    """Runs the test with `train(lr)`, which trains one window at `lr` and returns its mean loss.
+
+    Ends early once the loss has diverged.
+    """
     lrs: list[float] = []
     losses: list[float] = []
     average = 0.0

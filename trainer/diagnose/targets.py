@@ -1,4 +1,4 @@
-"""Holds what a trial has reported against its targets: the norm of the gradient, the utilisation of the GPU."""
+"""Compares a trial's reports with targets: the norm of the gradient, the utilisation of the GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from statistics import fmean
 
 from trainer.diagnose.finding import Finding, unmeasured
 
-NORM = 10.0  # of the gradient, below which it is to stay
-UTILISATION = 80.0  # percent of the time that the GPU is to be busy
+NORM = 10.0  # upper target of the gradient's norm
+UTILISATION = 80.0  # lower target, in percent of the time that the GPU is busy
 REPORTED = {"gradient norm": "train/grad_norm", "gpu utilisation": "train/gpu_util"}
 CHECKS = tuple(REPORTED)
 
 
 def findings(reported: Mapping[str, Sequence[float]]) -> list[Finding]:
-    """What is said of the means by epoch that a trial has reported, by metric."""
+    """Returns the findings on the means by epoch that a trial has reported, by metric."""
     norms, busy = (reported.get(key, ()) for key in REPORTED.values())
     return [_norm(norms), _utilisation(busy)]
 

@@ -1,4 +1,4 @@
-"""Continues a fit for a few steps without its reports and checkpoints, to look at it."""
+"""Continues a fit for a few steps without its reports and checkpoints, to examine it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from trainer.runtime.seeding import derive, seed_all
 from trainer.settings import runtime
 from trainer.task import Loss, Task
 
-WINDOWS = 2  # whose loss makes the landscape
-WAITING = 0.1  # share of the time in waiting for data that is too much
+WINDOWS = 2  # whose loss is taken for the landscape
+WAITING = 0.1  # share of the time spent waiting for data that is too much
 DATA = "data loading"
 
 
 @contextmanager
 def fresh(task: Task, config: TrainConfig) -> Iterator[Fit]:
-    """A fit of `task` in this process, before its first step. A loss that jumps is looked at, not rolled back."""
+    """Yields a fit of `task` in this process, before its first step. A loss that jumps is not rolled back."""
     if config.parallel.ranks > 1:
         raise ConfigError("a diagnosis runs in one process: leave train.parallel out.")
     config = config.model_copy(update={"rollback": RollbackConfig()})
@@ -53,17 +53,17 @@ def fresh(task: Task, config: TrainConfig) -> Iterator[Fit]:
 
 
 class Steps:
-    """Windows trained on one after another, from the fit's epoch on, at a learning rate of one's own."""
+    """Trains on one window after another, from the fit's epoch on, at chosen learning rates."""
 
     def __init__(self, fit: Fit, steps: int) -> None:
         self.fit, self.waited, self.since = fit, 0.0, time.perf_counter()
         self.taken = 0
-        fit.total = fit.stepper.total = max(fit.total, fit.state.step + steps)  # what a loss does by progress ends at 1
+        fit.total = fit.stepper.total = max(fit.total, fit.state.step + steps)  # progress must not exceed 1
         self.windows = chain.from_iterable(fit.loader.epoch(epoch, 0) for epoch in count(fit.state.epoch))
         fit.state.model.train()
 
     def take(self, lr: float) -> list[Any]:
-        """Train on the next window; its micro-batches."""
+        """Trains on the next window; returns its micro-batches."""
         start = time.perf_counter()
         with record_function("wait for data"):
             window = next(self.windows)
@@ -71,30 +71,30 @@ class Steps:
         self.fit.stepper.take(window, lr)
         self.fit.state.step += 1
         self.taken += 1
-        if self.taken == 1:  # which has waited for the loader to start
+        if self.taken == 1:  # it has waited for the loader to start
             self.waited, self.since = 0.0, time.perf_counter()
         return window
 
     def loading(self) -> Finding:
-        """Of all windows but the first."""
+        """Returns the finding on data loading over all windows but the first."""
         if self.taken < 2:
             return unmeasured(DATA, "the first step waits for the loader to start: take two or more")
         return loading(self.waited / (time.perf_counter() - self.since), self.fit.config)
 
 
 def find_lr(task: Task, config: TrainConfig, low: float = 1e-7, high: float = 10.0, steps: int = 100) -> RangeTest:
-    """The range test on the task's own windows, by the optimizer and all else that `config` names but its schedule.
+    """Runs the range test on the task's own windows, with all settings of `config` other than its schedule.
 
-    Rates are those of train.optim.lr: a step is taken at what train.schedule.scale_lr makes of it for the batch size,
-    times the task's own share, such as that of a phase.
+    Rates are values of train.optim.lr: a step is taken at the rate that train.schedule.scale_lr makes of it for the
+    batch size, times the task's own factor, such as that of a phase.
     """
     with fresh(task, config) as fit:
         meter, taken = fit.state.meter, Steps(fit, steps)
 
         def train(lr: float) -> float:
             meter.new_epoch()
-            own = task.lr_scale(fit.state.step / fit.total)
-            taken.take(scaled_lr(config.schedule, lr, config.batch_size) * own)
+            factor = task.lr_scale(fit.state.step / fit.total)
+            taken.take(scaled_lr(config.schedule, lr, config.batch_size) * factor)
             fit.stepper.drain()
             return meter.metrics()["train/loss"]
 
@@ -103,7 +103,7 @@ def find_lr(task: Task, config: TrainConfig, low: float = 1e-7, high: float = 10
 
 @dataclass
 class Examined:
-    """What was seen of a model: `findings`, and what they were made of. `step` and `epoch` are where it stood."""
+    """The `findings` on a model and the measurements for them, at its `step` and `epoch`."""
 
     step: int
     epoch: int
@@ -125,11 +125,11 @@ def examine(
     trace: Path | None = None,
     profile_steps: int = 5,
 ) -> Examined:
-    """Look at the landscape around the model of `checkpoint`, then train `steps` windows from there on, or from the
-    start where there is none, at the learning rate that the schedule scales; then `profile_steps` more, for `trace`.
+    """Examines the model of `checkpoint`: the landscape around it, then `steps` windows of training from there.
 
-    Of a landscape of `points` by `points`, 0 for none. Raises CheckpointError where the checkpoint, which is called
-    what is `shown`, cannot be read.
+    Without a checkpoint it trains from the start. The learning rate is the one that the schedule scales. With `trace`,
+    `profile_steps` more are profiled. The landscape has `points` by `points`; 0 for none. Raises CheckpointError,
+    naming the checkpoint `shown`, if it cannot be read.
     """
     with fresh(task, config) as fit:
         try:
@@ -146,21 +146,21 @@ def examine(
         layers = flow.gradient_flow(fit.state.model, lambda: windows.append(taken.take(lr)), steps)
         data = taken.loading()
         fit.stepper.drain()
-        found = flow.findings(layers)
+        findings = flow.findings(layers)
         if bad := fit.state.meter.sums.get("skipped_steps", 0):
-            found[0] = _nonfinite(fit, windows, int(bad), steps)
-            found[1] = unmeasured(flow.CHECKS[1], "steps that are not finite change nothing")
+            findings[0] = _nonfinite(fit, windows, int(bad), steps)
+            findings[1] = unmeasured(flow.CHECKS[1], "steps that are not finite change nothing")
         if around is None:
-            found.append(unmeasured(landscape.CHECK, "it was left out, or nothing has been trained yet"))
+            findings.append(unmeasured(landscape.CHECK, "it was left out, or nothing has been trained yet"))
         else:
-            found.append(landscape.finding(around, untrained))
-        found.append(data)
+            findings.append(landscape.finding(around, untrained))
+        findings.append(data)
         costs = profiled(lambda: taken.take(lr), profile_steps, trace) if trace else []
-        return Examined(step, epoch, lr, layers, found, around, costs)
+        return Examined(step, epoch, lr, layers, findings, around, costs)
 
 
 def _around(fit: Fit, checkpoint: Path | None, shown: str, points: int) -> tuple[landscape.Landscape | None, float]:
-    """Load the checkpoint; the loss around it, and what it was before training."""
+    """Loads the checkpoint; returns the landscape around it, and the loss before training."""
     if checkpoint is None:
         return None, 0.0
     windows = fit.loader.epoch(0, 0)
@@ -189,7 +189,7 @@ def _nonfinite(fit: Fit, windows: list[list[Any]], bad: int, steps: int) -> Find
 
 
 def loading(share: float, config: TrainConfig) -> Finding:
-    """Of the share of the time in waiting for the loader."""
+    """Returns the finding on the share of the time that is spent waiting for the loader."""
     figure = f"{share:.1%} of the time goes into waiting for data (too much over {WAITING:.0%})"
     if share <= WAITING:
         return Finding(DATA, "healthy", figure, share)

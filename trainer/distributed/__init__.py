@@ -1,1 +1,1 @@
-"""One trial on several ranks: launch, process groups, and a module for each way to divide the work."""
+"""Trains one trial on several ranks: launch, process groups, and a module for each way to divide the work."""

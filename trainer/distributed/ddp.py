@@ -1,4 +1,4 @@
-"""Data parallelism: every rank holds the whole model, and DDP adds up the gradients while backward goes on."""
+"""Data parallelism: every rank holds the whole model, and DDP sums the gradients during the backward pass."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -16,6 +16,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer.compat import foreach
+from trainer.compat.parallel import timed_of
 from trainer.distributed.group import Several
 from trainer.distributed.powersgd import PowerSGD
 from trainer.errors import ConfigError
@@ -26,12 +28,12 @@ from trainer.task import Loss, Task
 _HOOKS = {
     "fp16": default_hooks.fp16_compress_hook,
     "bf16": default_hooks.bf16_compress_hook,
-    "powersgd": noop_hook,  # gradients stay each rank's own, until `total` reduces them
+    "powersgd": noop_hook,  # gradients stay local until `total` reduces them
 }
 
 
 class Replicas(Several):
-    """DDP."""
+    """A rank that holds a replica of the model under DDP."""
 
     _ddp: DistributedDataParallel
     _low_rank: PowerSGD | None = None
@@ -64,17 +66,20 @@ class Replicas(Several):
             self._low_rank = PowerSGD(model, self.config.powersgd_rank, self.shares, self.sum_over_replicas)
 
     def rehearse(self, model: nn.Module) -> list[Tensor]:
-        """DDP's buckets, together as large as the gradients, and, of those in flight, what they are compressed to."""
+        """Returns tensors as large as DDP's buckets, which match the gradients, and as their compressed copies."""
         self._compress(model)
         sent = {"fp16": [torch.float16], "bf16": [torch.bfloat16]}.get(self.config.compression, [])
-        trained = [p for p in model.parameters() if p.requires_grad]
-        return [torch.empty_like(p, dtype=dtype) for dtype in (None, *sent) for p in trained]
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return [torch.empty_like(p, dtype=dtype) for dtype in (None, *sent) for p in trainable]
 
     def warm_up(self, model: nn.Module, loss: Callable[[], Loss]) -> None:
-        """One backward pass for nothing: after its first, DDP lays its buckets out anew, and with them the order in
-        which gradients are added up. A resumed run would have its first elsewhere."""
+        """Runs backward passes whose gradients are dropped, so that DDP fixes its buckets.
+
+        After its first backward pass DDP rebuilds its buckets, and with them the order in which gradients are summed. A
+        resumed run would have its first pass at another step.
+        """
         before = values_of(model)
-        for _ in range(2):  # the layout is made by the first backward and put in place by the second forward
+        for _ in range(2):  # the first backward computes the layout, the second forward applies it
             loss().sum.backward()
             model.zero_grad()
         dist.barrier()
@@ -88,16 +93,18 @@ class Replicas(Several):
 
     @torch.no_grad()
     def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
-        """DDP has divided the gradients by the number of ranks; what counts is their sum, over the global count."""
+        """Turns the gradients into their sum over the global count; DDP has divided them by the number of ranks."""
         if self._low_rank is not None:
             self._low_rank.reduce(count)
         else:
-            torch._foreach_mul_([p.grad for p in params if p.grad is not None], self.ranks)
+            foreach.mul_([p.grad for p in params if p.grad is not None], self.ranks)
 
     def communication(self) -> dict[str, float]:
-        """Of the forward and backward passes, the share in which nothing was left but to wait for gradients of others:
-        what DDP times of its first ten passes and of each hundredth one, on average."""
-        timed = self._ddp._get_ddp_logging_data()
+        """Returns the share of the forward and backward time that was spent only waiting for gradients of other ranks.
+
+        DDP times its first ten passes and then each hundredth one; the share is of their averages.
+        """
+        timed = timed_of(self._ddp)
         if self._low_rank is not None or not timed.get("avg_backward_compute_time"):  # PowerSGD sends after them
             return {}
         hidden = timed["avg_backward_compute_comm_overlap_time"]
@@ -113,25 +120,25 @@ class Replicas(Several):
 
     @property
     def suffix(self) -> str:  # type: ignore[override]
-        """None of rank 0's, which writes what all hold alike, as one process does."""
+        """Returns no suffix for rank 0, which writes what all ranks hold alike, as a single process does."""
         return "" if self.first else super().suffix
 
     def own(self, state: dict[str, Any]) -> dict[str, Any]:
-        mine = state if self.first else {}
+        state_here = state if self.first else {}
         if self._low_rank is None:
-            return mine
+            return state_here
         kept = self._low_rank.state(self._stacked)
-        return mine | {"compression": kept if self.first else {"left_out": kept["left_out"]}}
+        return state_here | {"compression": kept if self.first else {"left_out": kept["left_out"]}}
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Each rank compiles its model for the shapes of its own batches."""
+        """Returns rank 0's state with every rank's compiled shapes, since each compiles for its own batches."""
         whole = super().whole(state)
         if "compiled" in state:
             whole |= {"compiled": [shapes for [shapes] in self.everyone(state["compiled"])]}
         return whole
 
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        if isinstance(tensor, DTensor):  # of `_stacked`
+        if isinstance(tensor, DTensor):  # made by `_stacked`
             return tensor.to_local(), [self.share, *[0] * (tensor.ndim - 1)]
         return super().mine(tensor)
 
@@ -142,5 +149,5 @@ class Replicas(Several):
         return state | {"compiled": [shapes[self.share]] if len(shapes) == self.shares else [[]]}
 
     def _stacked(self, tensor: Tensor) -> Tensor:
-        """All replicas' on top of one another, of which this one holds its own."""
+        """Returns the replicas' tensors stacked along a new first dimension, of which this rank holds its own."""
         return DTensor.from_local(tensor.unsqueeze(0), self.mesh["data"], [Shard(0)], run_check=False)

@@ -1,4 +1,4 @@
-"""The base of the kinds under which a rank holds parts of parameters, as DTensors."""
+"""Holds the base of the kinds of ranks that hold parts of parameters as DTensors."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from trainer.checkpoint.stored import Stored
+from trainer.checkpoint.stored_tensors import Stored
+from trainer.compat import foreach
+from trainer.compat.parallel import shape_and_offset
 from trainer.config import OptimConfig
 from trainer.distributed.group import Several
 from trainer.errors import ConfigError
@@ -25,7 +26,7 @@ from trainer.task import Loss
 
 
 class Parts(Several):
-    """Each rank saves its parts, and reads its own of the state of a whole model, however that was saved."""
+    """A rank that saves its parts, and reads its own from a whole model's state, however that was saved."""
 
     sharded = True
     _shards: Mapping[str, DTensor]  # by the parameter's name
@@ -45,19 +46,19 @@ class Parts(Several):
     @torch.no_grad()
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
         self.reduce(params, window.count)
-        found = super().total(window, params)
-        return found.on(torch.device("cpu")) if self.config.offload else found
+        total = super().total(window, params)
+        return total.on(torch.device("cpu")) if self.config.offload else total
 
     def reduce(self, params: Sequence[nn.Parameter], count: float | Tensor) -> None:
-        """FSDP has divided the gradients by the number of replicas; what counts is their sum, over the global count."""
+        """Turns the gradients into their sum over the global count; FSDP has divided them by the number of replicas."""
         self.beat()
         if self.config.shard == "none":
             for p in params:
-                if isinstance(p, DTensor) and isinstance(p.grad, DTensor):  # of a norm, from a part of the sequence
+                if isinstance(p, DTensor) and isinstance(p.grad, DTensor):  # a norm, from a part of the sequence
                     p.grad = p.grad.redistribute(placements=p.placements)
             self.sum_over_replicas(self._gradients(params))
         else:
-            torch._foreach_mul_(self._gradients(params), self.shares)
+            foreach.mul_(self._gradients(params), self.shares)
 
     def _gradients(self, params: Sequence[nn.Parameter]) -> list[Tensor]:
         return self.local([p.grad for p in params if p.grad is not None])
@@ -70,8 +71,12 @@ class Parts(Several):
         return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
     def mine(self, tensor: Tensor) -> tuple[Tensor | None, Sequence[int] | None]:
-        """Of what several ranks hold alike, the first of them saves it. Raises ConfigError for addends, which are no
-        part of anything: such as the `amax` of a divided tensor over the dimension along which it is divided."""
+        """Returns this rank's part of the tensor to save, with its offset.
+
+        A part that several ranks hold alike is saved by the first. Raises ConfigError for a tensor that is not reduced
+        yet, such as the `amax` of a divided tensor over the dimension along which it is divided: its addends are not
+        parts of it.
+        """
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
             raise ConfigError(
                 f"what is to be saved, an optimizer's state say, has a tensor of shape {[*tensor.shape]} that is not "
@@ -83,13 +88,16 @@ class Parts(Several):
         first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
         if not isinstance(tensor, DTensor):
             return (tensor if first else None), None
-        shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        shape, offset = shape_and_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         return (tensor.to_local() if first and 0 not in shape else None), offset
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
-        """What several ranks hold of one parameter adds up; what each of them holds in full counts once."""
+        """Returns the norms of the gradients.
+
+        Parts on several ranks add up; a gradient that each rank holds whole counts once.
+        """
         self.beat()
-        squares = torch.stack(torch._foreach_norm(self.local([*gradients]))).double().square()
+        squares = torch.stack(foreach.norm(self.local([*gradients]))).double().square()
         for dim in ("data", "tensor"):
             if divided := [i for i, g in enumerate(gradients) if _divided(g, dim)]:
                 sums = squares[divided]
@@ -101,31 +109,32 @@ class Parts(Several):
         return torch.linalg.vector_norm(self.norms(gradients)) if gradients else torch.zeros(())
 
     def take(self, path: tuple[str, ...], stored: Stored) -> Tensor:
-        """Below a parameter's name, of a tensor of its shape this rank's part."""
+        """Returns a stored tensor; of one with a parameter's name and shape, this rank's part."""
         like = next((self._shards[key] for key in reversed(path) if key in self._shards), None)
         if like is None or stored.shape != like.shape:
             return stored.read()
         mesh, placements = like.device_mesh, like.placements
-        shape, offset = compute_local_shape_and_global_offset(like.shape, mesh, placements)
-        mine = stored.read([slice(o, o + n) for o, n in zip(offset, shape, strict=True)]).to(self.device)
-        parts = DTensor.from_local(mine, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
-        return parts.to(like.device)  # the host's memory, where they are offloaded
+        shape, offset = shape_and_offset(like.shape, mesh, placements)
+        local = stored.read([slice(o, o + n) for o, n in zip(offset, shape, strict=True)]).to(self.device)
+        parts = DTensor.from_local(local, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+        return parts.to(like.device)  # host memory where they are offloaded
 
 
 def alike(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same parameters in groups of those that are divided alike: torch's kernels take no mixture."""
-    found = []
+    """Returns the groups, split so that the parameters of each are divided alike, since torch's kernels accept no
+    mixture."""
+    split = []
     for group in groups:
         by_mesh: dict[Any, list[Any]] = {}
         for p in group["params"]:
             by_mesh.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
-        found += [{**group, "params": params} for params in by_mesh.values()]
-    return found
+        split += [{**group, "params": params} for params in by_mesh.values()]
+    return split
 
 
 @contextmanager
 def plan_explained() -> Iterator[None]:
-    """Say of a `parallel_plan` that mixes divided and whole tensors what is to be named in it."""
+    """Raises ConfigError with advice for a `parallel_plan` that mixes divided and whole tensors."""
     try:
         yield
     except RuntimeError as error:
@@ -139,7 +148,7 @@ def plan_explained() -> Iterator[None]:
 
 
 def _divided(tensor: Tensor, dim: str) -> bool:
-    """Whether the ranks along this dimension of the mesh hold different parts of it."""
+    """Returns True if the ranks along this dimension of the mesh hold different parts of the tensor."""
     if not isinstance(tensor, DTensor):
         return False
     placements = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))

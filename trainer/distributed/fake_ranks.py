@@ -1,7 +1,7 @@
-"""Ranks that train fake tensors, for an estimate: their collectives give shapes, and send nothing.
+"""Provides ranks that train fake tensors, for an estimate: their collectives return shapes and send nothing.
 
-With `fake_collectives` torch's have kernels for tensors without storage, which no process group hears of. So a rank
-takes the groups that it has; a process that is alone has torch's "fake" group of any size around it for the while.
+`fake_collectives` gives torch's collectives kernels for tensors without storage, which bypass the process groups. So a
+rank uses the groups that it has; a process on its own gets torch's "fake" group of any size for the duration.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
+from trainer.compat.fake import unset_fake_temporarily
+from trainer.compat.parallel import concatenating, fake_store, register_fake_collectives
 from trainer.config import ParallelConfig
 from trainer.distributed import member
 from trainer.distributed.join import kind_of
@@ -31,26 +31,26 @@ _HOST = torch.device("cpu")
 
 
 def rehearsals(config: ParallelConfig) -> Generator[Solo]:
-    """This process's part; of one that is no rank, one after another the parts of ranks among which the largest is.
+    """Yields this process's part; in a process that is not a rank, the parts of the ranks that may be the largest.
 
-    Raises ConfigError where ranks divide the model in a way that fake tensors cannot follow.
+    Raises ConfigError if ranks divide the model in a way that fake tensors cannot follow.
     """
     if config.ranks == 1:
         yield ALONE
         return
     if config.pipeline > 1 or config.offload:
-        of = "what a stage needs, which waits for others," if config.pipeline > 1 else "what is not offloaded"
+        scope = "what a stage needs, which waits for others," if config.pipeline > 1 else "what is not offloaded"
         raise ConfigError(
-            f"train.parallel.{'pipeline' if config.pipeline > 1 else 'offload'} is set, and {of} cannot be estimated: "
-            "leave train.memory_limit out, and set train.micro_batch_size to a number."
+            f"train.parallel.{'pipeline' if config.pipeline > 1 else 'offload'} is set, and {scope} cannot be "
+            "estimated: leave train.memory_limit out, and set train.micro_batch_size to a number."
         )
-    import torch.distributed._tools.fake_collectives  # noqa: F401 - registers them
+    register_fake_collectives()
 
     if member.this() is not None:
         with _meshes():
             yield _own(config)  # type: ignore[arg-type]
         return
-    # Where each parameter is divided, the first rank has the larger part; of the whole ones of zero1 any may have more.
+    # If each parameter is divided, the first rank holds the largest part; under zero1 any rank may hold the most.
     for rank in range(config.ranks) if config.shard == "zero1" else (0,):
         yield from _played(config, rank)
 
@@ -63,10 +63,8 @@ def _own(config: ParallelConfig) -> Solo:
 
 
 def _played(config: ParallelConfig, rank: int) -> Iterator[Solo]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    hook = sys.excepthook  # torch's, which names the rank, stays behind otherwise
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
+    hook = sys.excepthook  # torch installs one that names the rank, and leaves it in place
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=config.ranks)
     try:
         with tempfile.TemporaryFile() as page, _meshes():
             yield kind_of(config)(config, Member(rank, config.ranks, Page(page.fileno(), config.ranks)), _HOST)
@@ -77,15 +75,15 @@ def _played(config: ParallelConfig, rank: int) -> Iterator[Solo]:
 
 @contextmanager
 def _meshes() -> Iterator[None]:
-    """Meshes that FSDP makes on the way, of two others, are of numbers: it looks up its place in them."""
-    made: Any = DeviceMesh._concatenate
+    """Makes meshes that FSDP concatenates from two others hold real numbers, since FSDP looks up its position in
+    them."""
 
-    def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
-        with unset_fake_temporarily():
-            return made(meshes)
+    def of_numbers(made: Callable[[list[DeviceMesh]], DeviceMesh]) -> Callable[[list[DeviceMesh]], DeviceMesh]:
+        def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
+            with unset_fake_temporarily():
+                return made(meshes)
 
-    DeviceMesh._concatenate = staticmethod(concatenated)  # type: ignore[method-assign]
-    try:
+        return concatenated
+
+    with concatenating(of_numbers):
         yield
-    finally:
-        DeviceMesh._concatenate = staticmethod(made)  # type: ignore[method-assign]

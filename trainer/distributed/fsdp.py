@@ -1,4 +1,4 @@
-"""ZeRO stages 2 and 3 by FSDP2: of every parameter each rank keeps a part, with its gradient and optimizer state."""
+"""ZeRO stages 2 and 3 by FSDP2: each rank keeps a part of every parameter, its gradient and optimizer state."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -21,12 +21,12 @@ from trainer.task import Task
 
 
 class Sharded(Parts):
-    """`fully_shard` on each block of the model and on the rest of it.
+    """A rank that applies `fully_shard` to each block of the model and to the rest of it.
 
-    Stage 3 gathers a block's parameters for its forward pass and again for its backward; stage 2 keeps them between
-    the two. Parameters are sharded along their first dimension; with `tensor`, what each rank of a replica holds of
-    them is. With `offload` a rank's parts, their gradients and the optimizer are in the host's memory, and so are the
-    numbers that meet them.
+    Stage 3 gathers a block's parameters for its forward pass and again for its backward pass; stage 2 keeps them
+    between the two. Parameters are sharded along their first dimension; with `tensor`, each rank's part of a replica's
+    parameters is sharded. With `offload` a rank's parts, their gradients and the optimizer are in host memory, and so
+    are the numbers computed with them.
     """
 
     _model: nn.Module
@@ -44,23 +44,24 @@ class Sharded(Parts):
 
 
 def shard(modules: Iterable[nn.Module], config: ParallelConfig, mesh: DeviceMesh, device: torch.device) -> None:
-    """Divide the parameters of each over `mesh`, of one within another those that the inner one leaves."""
+    """Divides the parameters of each module over `mesh`; an outer module gets the parameters that its inner ones
+    lack."""
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.offload else OffloadPolicy()
     modules, plain = list(modules), MixedPrecisionPolicy()
-    mixed = plain  # autocast casts what modules are given
-    norms: list[nn.Module] = []  # which compute in fp32
+    mixed = plain  # autocast casts the modules' inputs
+    norms: list[nn.Module] = []  # these compute in fp32
     if config.gather == "bf16":
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        found = dict.fromkeys(part for module in modules for part in module.modules() if isinstance(part, NORMS))
-        norms = [norm for norm in found if next(norm.parameters(), None) is not None]
-    again = config.shard == "zero3"
+        candidates = dict.fromkeys(part for module in modules for part in module.modules() if isinstance(part, NORMS))
+        norms = [norm for norm in candidates if next(norm.parameters(), None) is not None]
+    reshard = config.shard == "zero3"
     for module in dict.fromkeys((*norms, *modules)):
         policy = plain if module in norms else mixed
-        fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
 
 
 def reduce_in_backward(model: nn.Module, last: bool) -> None:
-    """Have the backward passes from here on reduce the gradients, or add them up on each rank."""
+    """Makes later backward passes reduce the gradients if `last`, or else accumulate them on each rank."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)

@@ -1,10 +1,10 @@
-"""The base of all kinds of ranks: their numbers, their agreement, and rank 0 speaking for all."""
+"""Holds the base of all kinds of ranks: their numbers, their agreement, and rank 0 speaking for all."""
 
 # pyright: reportPrivateImportUsage=false
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from trainer.checkpoint import files
 from trainer.checkpoint.store import CheckpointStore, Pinned
+from trainer.compat import foreach
 from trainer.config import CheckpointConfig, ParallelConfig
 from trainer.distributed.member import Member
 from trainer.errors import CheckpointError
 from trainer.ranks import Solo
-from trainer.report import CheckpointRef, Reporter, Verdict
+from trainer.report import CheckpointRef, Relay, Report, Reporter, Verdict
 from trainer.runtime.window import Window
 
 
 class Several(Solo):
-    """One of several ranks. A wish to leave, whichever rank has it, is seen by all of them at the same window."""
+    """One of several ranks; a wish to leave on any rank is seen by all of them in the same window."""
 
     def __init__(self, config: ParallelConfig, member: Member, device: torch.device) -> None:
         self.config, self.member, self.device = config, member, device
@@ -36,15 +37,15 @@ class Several(Solo):
         self.shares = config.data
         self.share = self.mesh.get_local_rank("data")
         self.stream = (self.share,)
-        self._speaks = self.mesh.get_local_rank("tensor") == 0  # of the ranks of a replica, for all of them
+        self._speaks = self.mesh.get_local_rank("tensor") == 0  # one rank of a replica speaks for all of them
         self._wish = False  # this rank's
-        self._wishes: float | Tensor = 0.0  # of all ranks, as of the last window
+        self._wishes: float | Tensor = 0.0  # summed over all ranks, as of the last window
         self.first = member.rank == 0
         self._durable: float | Tensor = 0.0  # rank 0's, as of the last window
 
     @cached_property
     def _savers(self) -> Any:
-        """For their threads: a group serves one thread at a time."""
+        """Returns a group for the saver threads: a group serves one thread at a time."""
         return dist.new_group(backend="gloo")
 
     def lead(self, reporter: Reporter, checkpoints: CheckpointStore) -> Any:
@@ -55,14 +56,14 @@ class Several(Solo):
 
     def everyone(self, value: Any) -> list[Any]:
         self.beat()
-        of_all: list[Any] = [None] * self.ranks
-        dist.all_gather_object(of_all, value)
-        return of_all
+        values: list[Any] = [None] * self.ranks
+        dist.all_gather_object(values, value)
+        return values
 
     def earliest(self, found: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str]:
-        of_all = self.everyone(found)
-        rank = min(range(self.ranks), key=lambda i: of_all[i][0])
-        order, words = of_all[rank]
+        candidates = self.everyone(found)
+        rank = min(range(self.ranks), key=lambda i: candidates[i][0])
+        order, words = candidates[rank]
         return order, f"{words} (on rank {rank})" if rank else words
 
     def leaving(self, reporter: Reporter) -> bool:
@@ -71,26 +72,29 @@ class Several(Solo):
         return float(self._wishes) > 0
 
     def total(self, window: Window, params: Sequence[nn.Parameter]) -> Window:
-        """One small all-reduce, in float64; it carries the wish to leave as well, and which save is durable."""
+        """Returns the window's totals by one small all-reduce in float64.
+
+        It also carries the wish to leave and the number of the durable save.
+        """
         self.beat()
         names = sorted(window.terms)
-        mine = [window.loss, window.count, *(window.terms[name] for name in names)]
+        totals = [window.loss, window.count, *(window.terms[name] for name in names)]
         durable = self._saver.durable if self.first else 0
-        mine = [float(self._wish), durable, *(mine if self._speaks else [0.0] * len(mine))]
-        numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in mine])
+        local = [float(self._wish), durable, *(totals if self._speaks else [0.0] * len(totals))]
+        numbers = torch.stack([torch.as_tensor(n, dtype=torch.float64, device=self.device) for n in local])
         dist.all_reduce(numbers)
         numbers = numbers.tolist() if self.device.type == "cpu" else numbers
         self._wishes, self._durable, loss, count, *terms = numbers
         return Window(loss, count, dict(zip(names, terms, strict=True)))
 
     def sum_over_replicas(self, gradients: list[Tensor]) -> None:
-        """Put the sum over all replicas in place of each gradient, by one all-reduce."""
+        """Replaces each gradient by its sum over all replicas, in one all-reduce."""
         self.beat()
         if self.shares > 1 and gradients:
             flat = torch.cat([g.flatten() for g in gradients])
             dist.all_reduce(flat, group=self.mesh.get_group("data"))
             sums = flat.split([g.numel() for g in gradients])
-            torch._foreach_copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
+            foreach.copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         self.beat()
@@ -119,55 +123,44 @@ class Several(Solo):
         return int(self._durable)
 
     def beat(self) -> None:
-        """Show that this rank has got on; called before it waits for the others."""
+        """Records this rank's progress; called before it waits for the others."""
         self.member.page.beat(self.member.rank)
 
 
 def outline(value: Any) -> Any:
-    """A tensor's shape, which another rank saves."""
+    """Returns a meta tensor of the same shape for a tensor that another rank saves; any other value unchanged."""
     return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
-class _Reporter:
-    """Rank 0 reports; every rank gets the verdict."""
+class _Reporter(Relay):
+    """A reporter through which rank 0 reports and every rank gets the verdict."""
 
     def __init__(self, reporter: Reporter, ranks: Several) -> None:
-        self._reporter, self._ranks = reporter, ranks
-        self._leads = ranks.first
+        super().__init__(reporter)
+        self._ranks, self._leads = ranks, ranks.first
 
     @property
     def preempted(self) -> bool:
-        return self._leads and self._reporter.preempted
+        return self._leads and self.reporter.preempted
 
-    def report(
-        self,
-        step: int,
-        metrics: Mapping[str, float],
-        *,
-        epoch: int | None = None,
-        fold: int = 0,
-        checkpoint: CheckpointRef | None = None,
-    ) -> Verdict:
-        verdict = None
-        if self._leads:
-            verdict = self._reporter.report(step, metrics, epoch=epoch, fold=fold, checkpoint=checkpoint)
-        return self._ranks.agree(verdict)
+    def report(self, report: Report) -> Verdict:
+        return self._ranks.agree(self.reporter.report(report) if self._leads else None)
 
     def event(self, kind: str, **fields: Any) -> None:
         if self._leads:
-            self._reporter.event(kind, **fields)
+            self.reporter.event(kind, **fields)
 
     def artifact(self, path: Path, name: str | None = None) -> None:
         if self._leads:
-            self._reporter.artifact(path, name)
+            self.reporter.artifact(path, name)
 
     def tag(self, key: str, value: str) -> None:
         if self._leads:
-            self._reporter.tag(key, value)
+            self.reporter.tag(key, value)
 
 
 class _Store:
-    """Rank 0 judges the checkpoints; every rank reads what it needs of the one it has chosen."""
+    """A store through which rank 0 manages the checkpoints and every rank reads its part of the chosen one."""
 
     def __init__(self, store: CheckpointStore, ranks: Several) -> None:
         self._store, self._ranks = store, ranks
@@ -181,30 +174,30 @@ class _Store:
     def load_latest(self) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_latest() if self._leads else None)
 
-    def _read_all(self, found: tuple[dict[str, Any], CheckpointRef] | None) -> Any:
-        """What rank 0 has found, on every rank."""
-        ref = self._ranks.agree(found and found[1])
-        if ref is None or found is not None:
-            return found
+    def _read_all(self, loaded: tuple[dict[str, Any], CheckpointRef] | None) -> Any:
+        """Returns on every rank the checkpoint that rank 0 has loaded."""
+        ref = self._ranks.agree(loaded and loaded[1])
+        if ref is None or loaded is not None:
+            return loaded
         try:
             return self._store.read(ref, verified=True), ref
-        except files.Damaged as damage:  # on its way here, since rank 0 has found it whole
-            at = self._store.place.shown(ref.path)
-            raise CheckpointError(f"checkpoint {at} cannot be read: {damage}.") from damage
+        except files.Damaged as damage:  # damaged on the way here, since rank 0 read it whole
+            shown = self._store.location.shown(ref.path)
+            raise CheckpointError(f"checkpoint {shown} cannot be read: {damage}.") from damage
 
     def load_scheduled(self, scheduled: Pinned) -> tuple[dict[str, Any], CheckpointRef] | None:
         return self._read_all(self._store.load_scheduled(scheduled) if self._leads else None)
 
     def load(self, path: Path) -> dict[str, Any]:
-        found, wrong = {}, ""
+        state, wrong = {}, ""
         if self._leads:
             try:
-                found = self._store.load(path)
+                state = self._store.load(path)
             except CheckpointError as error:
                 wrong = str(error)
         if wrong := self._ranks.agree(wrong):
             raise CheckpointError(wrong)
-        return found or files.read(path, None, self._ranks.take, verified=True)[0]
+        return state or files.read(path, None, self._ranks.take, verified=True)[0]
 
     def commit(self, ref: CheckpointRef, keep: CheckpointConfig, pinned: Pinned | None = None) -> None:
         if self._leads:

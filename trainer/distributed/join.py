@@ -24,20 +24,23 @@ _KINDS = {
 
 
 def join(config: ParallelConfig, device: torch.device) -> Solo:
-    """This process's part in training a trial as `config` says; raises ConfigError where it was not launched so."""
+    """Returns this process's part in training a trial under `config`.
+
+    Raises ConfigError if the process was launched otherwise.
+    """
     if config.ranks == 1:
         return Solo()
     this = member.this()
     if this is None or this.world != config.ranks:
-        there = "alone" if this is None else f"one of {this.world}"
+        role = "alone" if this is None else f"one of {this.world}"
         raise ConfigError(
-            f"train.parallel asks for {config.ranks} ranks and this process is {there}: start them by "
+            f"train.parallel asks for {config.ranks} ranks and this process is {role}: start them by "
             "trainer.distributed.launch.launch, as `hpo run` does."
         )
     return kind_of(config)(config, this, device)
 
 
 def kind_of(config: ParallelConfig) -> Callable[[ParallelConfig, Member, torch.device], Solo]:
-    """What makes a rank's part of several, as `config` says."""
+    """Returns the class of a rank's part under `config`, for several ranks."""
     kind = "tensor" if config.tensor > 1 and config.shard == "none" else config.shard
     return named(_KINDS["pipeline" if config.pipeline > 1 else kind], "train.parallel")

@@ -1,4 +1,4 @@
-"""One rank among those of its trial, and the page on which they all show that they get on. Torch-free."""
+"""One rank's membership in its trial, and the page on which all ranks record their progress. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WORD = 8
 
 
 class Page:
-    """Memory that the launcher and its ranks share: the wish that all leave, then a counter of each rank's progress."""
+    """Memory that the launcher and its ranks share: the request to leave, then a progress counter for each rank."""
 
     def __init__(self, descriptor: int, world: int) -> None:
         size = (1 + world) * _WORD
@@ -26,7 +26,7 @@ class Page:
         self._words[0] = 1
 
     def beat(self, rank: int) -> None:
-        """Rank `rank` has got on, and goes to wait for the others."""
+        """Counts one step of progress of rank `rank`, before it waits for the others."""
         self._words[1 + rank] += 1
 
     def beats(self) -> tuple[int, ...]:
@@ -35,23 +35,23 @@ class Page:
 
 @dataclass(frozen=True)
 class Member:
-    """This process as rank `rank` of `world`, those of a host one after another."""
+    """This process as rank `rank` of `world`; the ranks of a host are numbered consecutively."""
 
     rank: int
     world: int
     page: Page
-    micro_batch_size: int | None = None  # at most, where the ranks have been started again for want of memory
+    micro_batch_size: int | None = None  # upper limit, set when the ranks were restarted after running out of memory
 
 
 _this: Member | None = None
 
 
 def become(member: Member) -> None:
-    """Make this process a rank, for good."""
+    """Makes this process a rank, for good."""
     global _this
     _this = member
 
 
 def this() -> Member | None:
-    """This process's membership; None where it is no rank."""
+    """Returns this process's membership; None if it is not a rank."""
     return _this

@@ -1,15 +1,12 @@
-"""A trial's ranks on several hosts: the first node launches and judges all of them, each other one starts its share.
+"""Connects the nodes that share each trial's ranks, through the store of torchrun's rendezvous.
 
-They meet at a TCPStore that the first node's launcher opens, for one launch after the other:
+torchrun starts one process on each node. The first node launches and judges all ranks; each other node starts its share
+(`trainer.distributed.follow`). They exchange two kinds of keys:
 
-    launch              the number n of the last launch
-    n/given             what its ranks are to do
-    n/came              how many nodes have come for it; the k-th has place k
-    n/status/k          what node k says of its ranks, several times a second; its silence is its loss
-    n/leave, n/end      that all are to save and leave; that the launch is over
+    wanted     the first node's order: a launch with its id, nothing, or that the others leave
+    node/k     node k's report on its ranks, several times a second; its silence counts as its loss
 
-Neither this store nor torch's process groups know who speaks to them: the address must be one of a network that is
-trusted.
+Neither this store nor torch's process groups authenticate their peers: the rendezvous belongs in a trusted network.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -18,96 +15,188 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
+from trainer.distributed.failures import NodeLost
 from trainer.errors import ConfigError
 
-SILENT = 30.0  # seconds without a word after which a node counts as lost
-OFTEN = 0.2  # seconds between two words, and two looks
-PATIENCE = timedelta(seconds=SILENT)  # of anybody who asks the store
+STARTING = 180.0  # seconds that a node, or a rank, has to import everything and report
+SILENT = 30.0  # seconds of silence after which a node counts as lost
+OFTEN = 0.2  # seconds between two reports, and between two reads
+_PATIENCE = timedelta(seconds=SILENT)  # timeout of a request to the store
+# Variables that torchrun sets in each process that it starts. A trial's ranks are numbered separately.
+_TOLD = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
 
 
-class Meeting:
-    """The first node's end of where `count` nodes meet; `address` is "host:port", by which all of them reach it."""
+class Nodes:
+    """This process's view as node `index` of `count`; the nodes meet at the store at `host` and `port`.
 
-    def __init__(self, count: int, address: str) -> None:
-        self.count, (self._host, self._port) = count, parsed(address)
-        self._launches, self._id = 0, os.urandom(8).hex()
-        try:
-            family = socket.getaddrinfo(self._host, self._port)[0][0]
-            listener = socket.create_server((self._host, self._port), family=family)
-        except OSError as error:
+    `lost` says why the nodes cannot go on together, if they cannot: this process must then fail, so that torchrun
+    starts a new rendezvous.
+    """
+
+    def __init__(self, index: int, count: int, host: str, port: int, store: dist.Store) -> None:
+        self.index, self.count, self.host, self.port = index, count, host, port
+        self.lost = ""
+        self._store = store
+        self._launch: dict[str, Any] = {}
+        self._store.set_timeout(_PATIENCE)
+        if index == 0:
+            self._want({})  # replaces an earlier process's order
+
+    @classmethod
+    def of_torchrun(cls, environ: MutableMapping[str, str] = os.environ) -> Nodes:
+        """Meets the other nodes through torchrun's variables, and takes the variables out of `environ`.
+
+        Raises ConfigError if torchrun has started several processes on this node.
+        """
+        if (processes := environ["LOCAL_WORLD_SIZE"]) != "1":
             raise ConfigError(
-                f"{address} cannot be listened at: {error.strerror}. Give an address of this host, and a port that "
-                "nothing else listens at."
-            ) from error
-        self._store = dist.TCPStore(
-            self._host,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-            timeout=PATIENCE,
-        )
+                f"torchrun has started {processes} processes on this node: give --nproc-per-node=1, since each node "
+                "starts the ranks of a trial itself."
+            )
+        store, index, count = next(rendezvous("env://", timeout=timedelta(seconds=STARTING)))
+        host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        for name in _TOLD:
+            environ.pop(name, None)
+        return cls(index, count, host, port, store)
 
-    def at(self) -> dict[str, Any]:
-        """Where the ranks of the next launch find each other."""
-        return {"host": self._host, "port": self._port, "prefix": f"{self._launches + 1}/ranks", "id": self._id}
+    @contextmanager
+    def launch(self, orders: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Makes each other node start its share of the ranks within the block. Yields the orders for the ranks."""
+        number = os.urandom(8).hex()
+        orders = {**orders, "host": self.host, "port": self.port, "prefix": f"ranks/{number}"}
+        try:
+            self._want({"id": number, "orders": orders, "leave": False})
+            yield orders
+        except NodeLost as lost:
+            self.lost = str(lost)
+            raise
+        finally:
+            with suppress(NodeLost):  # without the store the others end by themselves
+                self._want({})
 
-    def begin(self, given: Mapping[str, Any]) -> dist.Store:
-        """Call the nodes to a launch; what is said of it."""
-        self._launches += 1
-        store = dist.PrefixStore(str(self._launches), self._store)
-        store.set("given", json.dumps(given))
-        self._store.set("launch", str(self._launches))
-        return store
+    def others(self) -> list[Node]:
+        """Returns the other nodes whose reports the first node reads during its launch."""
+        return [Node(index, self) for index in range(1, self.count)]
+
+    def ask_to_leave(self) -> None:
+        """Makes the ranks of all nodes save and leave."""
+        self._want(self._launch | {"leave": True})
+
+    def dismiss(self) -> None:
+        """Makes the other nodes end for good, and waits until they have read the order: the store may end with this
+        process."""
+        self._want({"over": True})
+        others, deadline = range(1, self.count), time.monotonic() + SILENT
+        while not all(self.read(f"node/{index}").get("over") for index in others) and time.monotonic() < deadline:
+            time.sleep(OFTEN)
+
+    def wanted(self) -> dict[str, Any]:
+        """Returns the first node's order; an empty dict before there is one. Raises NodeLost."""
+        return self.read("wanted")
+
+    def say(self, words: Mapping[str, Any]) -> None:
+        """Sends this node's report to the first node. Raises NodeLost."""
+        self._write(f"node/{self.index}", {**words, "at": time.time()})
+
+    def read(self, key: str) -> dict[str, Any]:
+        """Returns the value of a key; an empty dict if it was never written. Raises NodeLost."""
+        try:
+            return json.loads(self._store.get(key)) if self._store.check([key]) else {}
+        except dist.DistError as error:
+            raise self._unreachable() from error
+
+    @property
+    def launched(self) -> str | None:
+        """Returns the id of the launch that the first node wants."""
+        return self._launch.get("id")
+
+    def _want(self, wanted: dict[str, Any]) -> None:
+        self._launch = wanted
+        self._write("wanted", wanted)
+
+    def _write(self, key: str, words: Mapping[str, Any]) -> None:
+        try:
+            self._store.set(key, json.dumps(words))
+        except dist.DistError as error:
+            raise self._unreachable() from error
+
+    def _unreachable(self) -> NodeLost:
+        self.lost = f"torchrun's store at {self.host}:{self.port} does not answer."
+        return NodeLost(self.lost)
 
 
 class Node:
-    """A node but the first, as its words to the first one have it."""
+    """Another node, whose reports the first node reads during a launch."""
 
-    def __init__(self, place: int, store: dist.Store) -> None:
-        self.place, self._store = place, store
+    def __init__(self, index: int, nodes: Nodes) -> None:
+        self.index, self._nodes = index, nodes
+        self._last = nodes.read(f"node/{index}")  # from before this launch, perhaps by a process that has ended
         self._heard, self._looked = time.monotonic(), 0.0
         self.status: dict[str, Any] = {}
 
     def look(self) -> None:
-        """Hear what it says, if it is time to."""
+        """Reads the node's report if it is due. Raises NodeLost."""
         now = time.monotonic()
         if now - self._looked < OFTEN:
             return
         self._looked = now
-        if self._store.check([f"status/{self.place}"]):
-            status = json.loads(self._store.get(f"status/{self.place}"))
-            if status != self.status:
-                self.status, self._heard = status, now
+        words = self._nodes.read(f"node/{self.index}")
+        if words != self._last:
+            self._last, self._heard = words, now
+            self.status = words if words.get("id") == self._nodes.launched else self.status
 
     @property
     def unheard(self) -> float:
-        """Seconds since its last word; 0 before it has come."""
-        return time.monotonic() - self._heard if self.status else 0.0
+        """Returns the seconds since its last report, or since the launch."""
+        return time.monotonic() - self._heard
+
+    @property
+    def silent(self) -> bool:
+        """Returns True once the node counts as lost."""
+        return self.unheard > (SILENT if self.status else STARTING)
+
+    @property
+    def leaves(self) -> bool:
+        """Returns True if the node was asked to leave."""
+        return self.status.get("leaves", False)
 
     def __str__(self) -> str:
-        return f"node {self.place} ({self.status['host']})" if self.status else f"node {self.place}, which has not come"
+        return f"node {self.index} ({self.status['host']})" if self.status else f"node {self.index}, which has not come"
 
 
 class RemoteRank:
-    """A rank of such a node, for the launcher like one of its own."""
+    """A rank on another node, with the interface of a rank on this host."""
 
     def __init__(self, number: int, node: Node) -> None:
         self.number, self._node = number, node
 
     def _said(self, name: str, otherwise: Any) -> Any:
         return self._node.status.get("ranks", {}).get(str(self.number), {}).get(name, otherwise)
-
-    def start(self) -> int:
-        return 0  # its node does
 
     @property
     def pid(self) -> int:
@@ -128,19 +217,5 @@ class RemoteRank:
     def word(self) -> dict[str, Any]:
         return self._said("word", {})
 
-    def kill(self) -> None:
-        """Its node does, at the launch's end."""
-
-    def end(self) -> None:
-        """The same."""
-
     def __str__(self) -> str:
         return f"rank {self.number} ({f'pid {self.pid} of ' if self.pid else ''}{self._node})"
-
-
-def parsed(address: str) -> tuple[str, int]:
-    """Host and port; raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"{address!r} is no address: give the first node's host and a port, as in 'node0:29400'.")
-    return host.strip("[]"), int(port)

@@ -1,13 +1,14 @@
-"""Pipeline parallelism (GPipe: Huang et al. 2019, arXiv 1811.06965; 1F1B: Narayanan et al. 2019, arXiv 1806.03377):
-ranks hold successive stages of the model, and a window's micro-batches follow one another through them. Interleaved
-(Narayanan et al. 2021, arXiv 2104.04473), a rank holds several stages, every p-th of them with p ranks.
+"""Pipeline parallelism: ranks hold successive stages of the model, through which a window's micro-batches pass.
 
-torch.distributed.pipelining sends what passes between the stages. Every rank of a replica reads the same micro-batch
-and calls `Task.loss` with it: the model that is called there computes the rank's stage, from what the stage before has
-sent; on a rank of several stages, that one whose turn it is. Only on the last stage does the call return; the others
-leave it with what they have to send.
+The schedules are GPipe (Huang et al. 2019, arXiv 1811.06965), 1F1B (Narayanan et al. 2019, arXiv 1806.03377) and
+interleaved (Narayanan et al. 2021, arXiv 2104.04473), in which a rank holds several stages: every p-th with p ranks.
 
-A stage may be divided further, by columns and rows (`trainer.distributed.tensor_parallel`), over the replicas
+torch.distributed.pipelining sends the tensors between stages. Every rank of a replica reads the same micro-batch and
+calls `Task.loss` with it. The model called there computes the rank's stage from the output of the previous stage; on a
+rank with several stages, the one whose turn it is. Only on the last stage does the call return; on the others an
+exception leaves it with the output to send.
+
+A stage may be divided further: by columns and rows (`trainer.distributed.tensor_parallel`), over the replicas
 (`trainer.distributed.fsdp`), or both. Stage 2 of ZeRO then keeps parameters gathered from a window's first forward pass
 to its last backward pass.
 """
@@ -33,12 +34,11 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleLoopedBFS,
 )
-from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map
 
-from trainer.checkpoint.stored import Stored
+from trainer.checkpoint.stored_tensors import Stored
+from trainer.compat.pytree import tree_leaves, tree_map
 from trainer.config import OptimConfig
 from trainer.distributed.dtensor import Parts, alike, plan_explained
 from trainer.distributed.fsdp import reduce_in_backward, shard
@@ -53,60 +53,60 @@ from trainer.runtime.tensors import left_out
 from trainer.runtime.window import Window
 from trainer.task import Loss, Task
 
-_KEPT = 8  # schedules, each for one shape of micro-batches and one number of them
-_SENDS_PARTS = "get_mesh" in inspect.signature(PipelineStage).parameters  # DTensors; not so before torch 2.12
+_KEPT = 8  # schedules, each for one shape and number of micro-batches
+_SENDS_PARTS = "get_mesh" in inspect.signature(PipelineStage).parameters  # DTensors, since torch 2.12
 
 
 class _Sent(BaseException):
-    """Leaves `Task.loss` on a stage that has no loss, with what it has computed."""
+    """Raised to leave `Task.loss` on a stage that has no loss, with the stage's output."""
 
     def __init__(self, output: Any) -> None:
         self.output = output
 
 
 class Pipeline(Parts):
-    """Rank 0 holds the first stage; the ranks of the last one know the losses and speak."""
+    """A rank of a pipeline: rank 0 holds the first stage; the ranks of the last one know the losses and report them."""
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
-        """The same module without the tensors of other stages, so that names, and with them checkpoints, stay."""
+        """Returns the same module without the tensors of other stages, so that names and checkpoints stay the same."""
         c, self._last, self.sharded = self.config, self.config.stages - 1, self.config.parts
         self._group = self.mesh.get_group("pipeline")
-        self._place = self.mesh.get_local_rank("pipeline")
-        self._speaks = self._speaks and self._place == c.pipeline - 1
+        self._stage_rank = self.mesh.get_local_rank("pipeline")
+        self._speaks = self._speaks and self._stage_rank == c.pipeline - 1
         self._whole = skeleton(model)
         stages = dict(enumerate(stages_of(model, task, c.stages)))
         if c.tensor > 1:
             parallelize(model, task, self.mesh["tensor"])
-        self._stages = {i: Run(*stages.pop(i)) for i in range(self._place, len(stages), c.pipeline)}  # this rank's
+        self._stages = {i: Run(*stages.pop(i)) for i in range(self._stage_rank, len(stages), c.pipeline)}  # this rank's
         keep(model, [*itertools.chain(*self._stages.values())], [*itertools.chain(*stages.values())])
         self._others = _names(self._whole) - _names(model)
         if c.shard != "none":
             for stage in self._stages.values():
                 shard((*stage.owners(), stage), c, self.mesh["data"], self.device)
         model.forward = self._call
-        self._schedules: dict[Any, _PipelineSchedule] = {}
+        self._schedules: dict[Any, Any] = {}
         self._terms: list[str] | None = None
-        self._turn: tuple[int, tuple[Any, ...]] | None = None  # the stage at work, and what it has received
+        self._turn: tuple[int, tuple[Any, ...]] | None = None  # the running stage and its inputs
         return self._holds(model)
 
     def names(self, model: nn.Module) -> list[str]:
         return [name for name, _ in self._whole.named_parameters()]
 
     def optimizer(self, config: OptimConfig, model: nn.Module) -> Optimizer:
-        """Over this stage's parameters, in the groups that they have in the whole model."""
+        """Returns the optimizer of this stage's parameters, in the groups that they have in the whole model."""
         optim.check(config, self._whole)
         names = {p: name for name, p in self._whole.named_parameters()}
-        mine, groups = dict(model.named_parameters()), []
+        local, groups = dict(model.named_parameters()), []
         for group in optim.param_groups(self._whole, config):
-            params = [mine[names[p]] for p in group["params"] if names[p] in mine]
+            params = [local[names[p]] for p in group["params"] if names[p] in local]
             groups += [{**group, "params": params}] if params else []
         return optim.maker(config, sharded=self.sharded)(alike(groups))
 
     def passes(self, batches: Sequence[Any], loss_of: Callable[[int, Any], Loss]) -> Iterator[Loss]:
-        """Neighbours of equal shapes go through one schedule; losses come out of the last stage alone."""
+        """Yields the losses, only on the last stage; consecutive batches of equal shapes go through one schedule."""
         self._losses: dict[int, Loss] = {}
         self._loss = lambda i: loss_of(i, batches[i])
-        self._left = dict.fromkeys(self._stages, len(batches))  # micro-batches of which the backward pass is to come
+        self._left = dict.fromkeys(self._stages, len(batches))  # micro-batches whose backward pass is to come
         for stage in self._stages:
             self._reduce_after(stage, last=False)
         stop = 0
@@ -117,18 +117,21 @@ class Pipeline(Parts):
         yield from self._losses.values()
 
     def _shapes(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Of each micro-batch; where the replicas gather parameters for each pass, of those of all of them, so that all
-        have their passes in one order."""
-        mine = [_shapes(batch) for batch in batches]
+        """Returns the shapes of each micro-batch.
+
+        If the replicas gather parameters for each pass, these are the shapes on all replicas, so that all run their
+        passes in one order.
+        """
+        local = [_shapes(batch) for batch in batches]
         if self.config.shard != "zero3":
-            return mine
+            return local
         self.beat()
-        found: list[Any] = [None] * self.shares
-        dist.all_gather_object(found, mine, group=self.mesh.get_group("data"))
-        return [*zip(*found, strict=True)]
+        gathered: list[Any] = [None] * self.shares
+        dist.all_gather_object(gathered, local, group=self.mesh.get_group("data"))
+        return [*zip(*gathered, strict=True)]
 
     def backward_begins(self, stage: int) -> None:
-        """Of one more micro-batch."""
+        """Counts the start of one more micro-batch's backward pass."""
         self._left[stage] -= 1
         self._reduce_after(stage, last=self._left[stage] == 0)
 
@@ -138,43 +141,43 @@ class Pipeline(Parts):
             run.set_reshard_after_backward(last or self.config.shard == "zero3")  # type: ignore[operator]
 
     def _run(self, shapes: Any, numbers: Tensor) -> None:
-        """The micro-batches of these numbers, forward and backward."""
+        """Runs the micro-batches of these numbers forward and backward."""
         self._first, self._error = int(numbers[0]), None
         self._before = {i: values_of(stage) for i, stage in self._stages.items()}
         inputs = (numbers,) if 0 in self._stages else ()
         targets = numbers if self._last in self._stages else None
         try:
             self._schedule(shapes, len(numbers)).step(*inputs, target=targets, number=numbers, return_outputs=False)
-        except RuntimeError as error:  # torch's own, around what the task or a backward pass has raised
-            met = self._error or error.__cause__ or error
-            raise met from met.__cause__
+        except RuntimeError as error:  # torch wraps what the task or a backward pass has raised
+            cause = self._error or error.__cause__ or error
+            raise cause from cause.__cause__
 
-    def _schedule(self, shapes: Any, count: int) -> _PipelineSchedule:
+    def _schedule(self, shapes: Any, count: int) -> Any:
         key = shapes, count
         if key not in self._schedules:
             if len(self._schedules) == _KEPT:
                 self._schedules.pop(next(iter(self._schedules)))
             stages = [_Counted(_Stage(self, i), i, self._last + 1, self.device, **self._means()) for i in self._stages]
             make: Any = self._kind(count)
-            given = stages if self.config.schedule == "interleaved" else stages[0]
-            self._schedules[key] = make(given, count, loss_fn=lambda loss, number: loss, scale_grads=False)
+            driven = stages if self.config.schedule == "interleaved" else stages[0]
+            self._schedules[key] = make(driven, count, loss_fn=lambda loss, number: loss, scale_grads=False)
         return self._schedules[key]
 
     def _means(self) -> dict[str, Any]:
-        """How stages reach one another, and what parts of a sequence on their way are divided over."""
+        """Returns the stages' process group, and the mesh over which parts of a sequence are divided on their way."""
         return {"group": self._group} | ({"get_mesh": lambda *_: self.mesh["tensor"]} if _SENDS_PARTS else {})
 
-    def _kind(self, count: int) -> type[_PipelineSchedule]:
-        """The schedule of `count` micro-batches: what 1F1B cannot do with as many, its stages do one after another."""
+    def _kind(self, count: int) -> type[Any]:
+        """Returns the schedule for `count` micro-batches; one that needs more of them is replaced by a simpler one."""
         ranks = self.config.pipeline
         if self.config.schedule == "interleaved":
             return ScheduleLoopedBFS if count % max(count // ranks, 1) else ScheduleInterleaved1F1B
         return ScheduleGPipe if self.config.schedule == "gpipe" or count < ranks else Schedule1F1B
 
     def forward(self, stage: int, received: tuple[Any, ...], number: int) -> Any:
-        """What a stage makes of a micro-batch: the next one's input, or the loss."""
+        """Returns a stage's output for a micro-batch: the next stage's input, or the loss."""
         self.beat()
-        if number == self._first:  # which torch asks for twice, the first time to learn its shapes
+        if number == self._first:  # torch runs it twice, the first time to learn its shapes
             put_back(self._stages[stage], self._before[stage])
         self.stage, self._turn, self._calls = stage, (stage, received), 0
         try:
@@ -184,7 +187,7 @@ class Pipeline(Parts):
                     f"Task.loss calls its model {self._calls} times, and a pipeline takes one call: put all that is to "
                     "go through the model into one batch, or set train.parallel.pipeline=1."
                 )
-            if not loss.sum.requires_grad and torch.is_grad_enabled():  # torch 2.11 learns shapes without
+            if not loss.sum.requires_grad and torch.is_grad_enabled():  # torch 2.11 learns shapes without gradients
                 raise TrainerError(NO_GRADIENT)
         except _Sent as sent:
             return sent.output
@@ -197,7 +200,7 @@ class Pipeline(Parts):
         return loss.sum
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """The model, as the task calls it: within `forward` the stage at work, else all stages."""
+        """Runs the model as the task calls it: within `forward` the running stage, else all stages."""
         if self._turn is None:
             return self._all_stages(args, kwargs)
         stage, received = self._turn
@@ -217,22 +220,22 @@ class Pipeline(Parts):
         return self._stages[stage](*as_tuple(inputs), **kwargs)
 
     def _all_stages(self, inputs: Any, kwargs: dict[str, Any]) -> Any:
-        """The whole model's output on every rank of the replica: evaluation needs it at hand."""
+        """Returns the whole model's output on every rank of the replica, which evaluation needs."""
         for stage in range(self._last + 1):
             output = self._compute(stage, inputs, kwargs) if stage in self._stages else None
             inputs, kwargs = self._sent_to_all(output, stage % self.config.pipeline), {}
         return inputs
 
-    def _sent_to_all(self, output: Any, place: int) -> Any:
-        """The output of the rank at this place of the pipeline, on all of them."""
+    def _sent_to_all(self, output: Any, stage_rank: int) -> Any:
+        """Returns on all ranks the output of the rank `stage_rank` of the pipeline."""
         self.beat()
-        mine = place == self._place
-        box = [tree_map(_Kind.of, output) if mine else None]
-        dist.broadcast_object_list(box, group=self._group, group_src=place, device=torch.device("cpu"))
-        if not mine:
+        sends = stage_rank == self._stage_rank
+        box = [tree_map(_Kind.of, output) if sends else None]
+        dist.broadcast_object_list(box, group=self._group, group_src=stage_rank, device=torch.device("cpu"))
+        if not sends:
             output = tree_map(lambda kind: kind.empty(self.device, self.mesh), box[0])
         for tensor in self.local(tree_leaves(output)):
-            dist.broadcast(tensor.detach(), group=self._group, group_src=place)
+            dist.broadcast(tensor.detach(), group=self._group, group_src=stage_rank)
         return output
 
     @torch.no_grad()
@@ -259,11 +262,16 @@ class Pipeline(Parts):
         return {name: value for stage in stages for name, value in stage.items()}
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Rank 0's names all that the others save; theirs stays as it is."""
+        """Returns rank 0's state with names for all that the other stages save; other ranks' states unchanged."""
         self.beat()
         model, optimizer = state["model"], state["optimizer"]
+        if "shared" in optimizer:
+            raise ConfigError(
+                f"{optimizer['of']} keeps numbers of all parameters together, of which each stage of a pipeline has "
+                "some: set parallel.pipeline=1."
+            )
         parts = {"model": model, **{key: optimizer.get(key, {}) for key in ("state", "groups")}}
-        stages: list[Any] | None = [None] * self.config.pipeline if self._place == 0 else None
+        stages: list[Any] | None = [None] * self.config.pipeline if self._stage_rank == 0 else None
         dist.gather_object(tree_map(outline, parts), stages, group=self._group, group_dst=0)
         for others in stages or []:
             parts = {key: others[key] | part for key, part in parts.items()}
@@ -271,7 +279,7 @@ class Pipeline(Parts):
         return state | {"model": parts["model"], "optimizer": optimizer}
 
     def take(self, path: tuple[str, ...], stored: Stored) -> Tensor | None:  # type: ignore[override]
-        """Nothing of what other stages hold, which `part` leaves out."""
+        """Returns the stored tensor; None if another stage holds it, since `part` leaves that out."""
         return super().take(path, stored) if self._others.isdisjoint(path) else None
 
     def part(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +291,7 @@ class Pipeline(Parts):
 
 
 def _names(model: nn.Module) -> set[str]:
-    """Returns the names of all that a checkpoint may hold of the model."""
+    """Returns the names of all tensors of the model that a checkpoint may hold."""
     return {*model.state_dict(), *(path for _, _, path, buffer in left_out(model) if buffer is not None)}
 
 
@@ -292,9 +300,12 @@ class _Stage(nn.Module):
 
     def __init__(self, ranks: Pipeline, stage: int) -> None:
         super().__init__()
-        self._ranks, self._stage = ranks, stage
+        self._ranks, self._stage, self._learning = ranks, stage, True
 
     def forward(self, *received: Any, number: Tensor) -> Any:
+        if self._learning:  # torch's first call, to learn shapes, is uninitialized; class indices must be valid
+            self._learning = False
+            received = tuple(t if t.is_floating_point() else torch.zeros_like(t) for t in received)
         return self._ranks.forward(self._stage, received, int(number))
 
     def backward_begins(self) -> None:
@@ -302,7 +313,7 @@ class _Stage(nn.Module):
 
 
 class _Counted(PipelineStage):
-    """Torch's, which says when it goes backward."""
+    """A PipelineStage that reports the start of each backward pass."""
 
     submod: _Stage
 
@@ -313,7 +324,7 @@ class _Counted(PipelineStage):
 
 @dataclass(frozen=True)
 class _Kind:
-    """A tensor but for its values; where it is a part of a sequence, also the whole's shape and stride."""
+    """A tensor's properties without its values; for a part of a sequence, also the whole's shape and stride."""
 
     shape: Sequence[int]
     dtype: torch.dtype

@@ -1,4 +1,4 @@
-"""The stages of a pipeline: a model's parts divided among ranks."""
+"""Divides a model's parts among the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainer.compat.modules import buffers_in, modules_in, parameters_in
 from trainer.errors import ConfigError
 from trainer.task import Task
 
 
 def stages_of(model: nn.Module, task: Task, stages: int) -> list[list[nn.Module]]:
-    """The parts that the task's plan names, by stage: successive ones, the largest stage with as few parameters as may
-    be. Raises ConfigError for a plan that cannot be followed."""
+    """Returns the parts that the task's plan names by stage, in order, cut so that the largest stage is smallest.
+
+    Size is the number of parameters. Raises ConfigError for a plan that cannot be followed.
+    """
     parts, name = list(task.pipeline_plan(model)), f"{type(task).__name__}.pipeline_plan"
     advice = f"train.parallel asks for {stages} stages"
     if not parts:
         raise ConfigError(
             f"{advice}, and {type(task).__name__} has no pipeline_plan(model): write one, or use shard=zero3."
         )
-    held = [p for part in parts for p in part.parameters()]
-    if missing := [path for path, p in model.named_parameters() if not any(p is one for one in held)]:
+    planned = [p for part in parts for p in part.parameters()]
+    if missing := [path for path, p in model.named_parameters() if not any(p is other for other in planned)]:
         raise ConfigError(f"{name} leaves out the parameter {missing[0]!r}: put it into one of the parts.")
     blocks = _blocks(parts)
     if len(blocks) < stages:
         raise ConfigError(f"{advice}, and {name} has {len(blocks)} parts that are trained: give one to each stage.")
     divided = divide([[*parameters_of(block)] for block in blocks], stages)
-    found = [[part for block in blocks[run] for part in block] for run in divided]
-    owners = [{*parameters_of(stage)} for stage in found]
-    if shared := [path for path, p in model.named_parameters() if sum(p in one for one in owners) > 1]:
+    by_stage = [[part for block in blocks[run] for part in block] for run in divided]
+    owners = [{*parameters_of(stage)} for stage in by_stage]
+    if shared := [path for path, p in model.named_parameters() if sum(p in owner for owner in owners) > 1]:
         raise ConfigError(f"{shared[0]!r} is a parameter of two stages: tie no weights across them, or set pipeline=1.")
-    return found
+    return by_stage
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -42,35 +45,37 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 class Run(nn.Sequential):
-    """Parts one after the other; the first takes all that it is called with, tuples are handed on as arguments."""
+    """Parts run one after the other; the first takes all arguments, and a tuple becomes the next one's arguments."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        found: Any = inputs
+        output: Any = inputs
         for part in self:
-            found, kwargs = part(*as_tuple(found), **kwargs), {}
-        return found
+            output, kwargs = part(*as_tuple(output), **kwargs), {}
+        return output
 
     def owners(self) -> list[nn.Module]:
-        """The parts that have parameters, and share none of them."""
-        held = {part: parameters_of([part]) for part in self}
-        return [p for p, own in held.items() if own and all(own.isdisjoint(held[q]) for q in held if q is not p)]
+        """Returns the parts that have parameters and share none of them."""
+        sets = {part: parameters_of([part]) for part in self}
+        return [
+            p for p, params in sets.items() if params and all(params.isdisjoint(sets[q]) for q in sets if q is not p)
+        ]
 
 
 def _blocks(parts: Sequence[nn.Module]) -> list[list[nn.Module]]:
-    """Every trained part with those that follow it and are not; what stands before the first goes with that."""
+    """Returns each trained part with the untrained ones after it; those before the first go with the first."""
     blocks: list[list[nn.Module]] = [[]]
-    trained = False
+    has_trainable = False
     for part in parts:
         learns = any(p.requires_grad for p in part.parameters())
-        if learns and trained:
+        if learns and has_trainable:
             blocks.append([])
         blocks[-1].append(part)
-        trained |= learns
-    return blocks if trained else []
+        has_trainable |= learns
+    return blocks if has_trainable else []
 
 
 def divide(blocks: Sequence[Sequence[Tensor]], stages: int) -> list[slice]:
-    """Where to cut a sequence into `stages` runs, the largest of which has the fewest elements."""
+    """Returns the slices that cut a sequence into `stages` runs, so that the largest has the fewest elements."""
     sizes = [sum(p.numel() for p in block) for block in blocks]
 
     @cache
@@ -92,20 +97,20 @@ def parameters_of(parts: Iterable[nn.Module]) -> set[nn.Parameter]:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """The same model with shapes only."""
+    """Returns the same model on the meta device, with shapes only."""
     meta: dict[int, Tensor] = {id(b): b.to("meta") for b in model.buffers()}
     meta |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     return deepcopy(model, meta)  # what is in the memo is not copied
 
 
 def keep(model: nn.Module, mine: Sequence[nn.Module], others: Sequence[nn.Module]) -> None:
-    """Drop from `model` the modules and tensors of `others` that are none of `mine`: all names stay as they are."""
+    """Drops from `model` the modules and tensors of `others` that are not in `mine`; all names stay as they are."""
     foreign = {*_modules(others)} - {*_modules(mine)}
     kept = {id(t) for t in _tensors(mine)}
     dropped = {id(t) for t in _tensors(others)} - kept
     for module in [*model.modules()]:
-        module._modules.update({name: nn.Identity() for name, one in module._modules.items() if one in foreign})
-        for tensors in (module._parameters, module._buffers):
+        modules_in(module).update({name: nn.Identity() for name, m in modules_in(module).items() if m in foreign})
+        for tensors in (parameters_in(module), buffers_in(module)):
             tensors.update({name: None for name, t in tensors.items() if id(t) in dropped})
 
 

@@ -20,13 +20,13 @@ from trainer.errors import OutOfMemory
 from trainer.redaction import redacted
 from trainer.runtime.lifeline import die_with
 
-# How gloo, NCCL and the store say that another rank is gone or silent.
+# Matches the errors with which gloo, NCCL and the store report that another rank is gone or silent.
 _PEER_LOST = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer|TCPStore|Broken pipe|wait timeout", re.IGNORECASE)
-_SLACK = 60.0  # seconds by which a collective outlasts the launcher's patience, since the launcher names who is late
+_SLACK = 60.0  # seconds that a collective waits beyond the launcher's timeout, since the launcher names the late rank
 
 
 class Failure(Exception):
-    """Raised by an entry to end the trial with a report of its own, which is JSON and has a field `error`."""
+    """Raised by an entry to end the trial with its own report, a JSON object with a field `error`."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         super().__init__(report["error"])
@@ -34,40 +34,40 @@ class Failure(Exception):
 
 
 def main() -> None:
-    given = json.load(sys.stdin)
-    die_with(given["parent"])
+    orders = json.load(sys.stdin)
+    die_with(orders["parent"])
     try:
-        _say(given, {"result": _call(given)})
-    except BaseException as error:  # whatever it is, the launcher is to hear of it before this process ends
-        _say(given, {"at": time.time()} | _words_of(error))
+        _say(orders, {"result": _call(orders)})
+    except BaseException as error:  # the launcher must learn of any error before this process ends
+        _say(orders, {"at": time.time()} | _words_of(error))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # at once, so that the others learn of it
 
 
-def _call(given: dict[str, Any]) -> Any:
+def _call(orders: dict[str, Any]) -> Any:
     import torch
     import torch.distributed as dist
 
-    sys.path[:] = given["path"]
-    member = Member(given["rank"], given["world"], Page(given["page"], given["world"]), given["micro_batch_size"])
+    sys.path[:] = orders["path"]
+    member = Member(orders["rank"], orders["world"], Page(orders["page"], orders["world"]), orders["micro_batch_size"])
     become(member)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: member.page.ask_to_leave())
-    if given["device"] == "cuda":
-        torch.cuda.set_device(member.rank % given["share"])
+    if orders["device"] == "cuda":
+        torch.cuda.set_device(member.rank % orders["share"])
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if given["device"] == "cuda" else "gloo",
-        store=dist.PrefixStore(given["prefix"], dist.TCPStore(given["host"], given["port"], is_master=False)),
+        "cpu:gloo,cuda:nccl" if orders["device"] == "cuda" else "gloo",
+        store=dist.PrefixStore(orders["prefix"], dist.TCPStore(orders["host"], orders["port"], is_master=False)),
         rank=member.rank,
         world_size=member.world,
-        timeout=timedelta(seconds=given["timeout"] + _SLACK),
+        timeout=timedelta(seconds=orders["timeout"] + _SLACK),
     )
     member.page.beat(member.rank)
-    module, _, name = given["entry"].partition(":")
-    result = getattr(import_module(module), name)(given["job"])
+    module, _, name = orders["entry"].partition(":")
+    answer = getattr(import_module(module), name)(orders["job"])
     dist.destroy_process_group()
-    return result
+    return answer
 
 
 def _words_of(error: BaseException) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def _words_of(error: BaseException) -> dict[str, Any]:
 
 
 def peer_lost(error: BaseException) -> bool:
-    """Whether this process is a rank and the error reads as if another one were gone; the launcher sees whether."""
+    """Returns True if this process is a rank and the error suggests that another one is gone; the launcher checks."""
     return this() is not None and isinstance(error, RuntimeError) and _PEER_LOST.search(str(error)) is not None
 
 
-def _say(given: dict[str, Any], word: dict[str, Any]) -> None:
-    with os.fdopen(given["word"], "wb", closefd=False) as file:
+def _say(orders: dict[str, Any], word: dict[str, Any]) -> None:
+    with os.fdopen(orders["word"], "wb", closefd=False) as file:
         file.write(json.dumps(word).encode())
 
 

@@ -1,7 +1,9 @@
-"""Sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198): beside tensor parallelism, ranks hold successive
-parts of the sequence, dimension 1, where neither columns nor rows are divided: at norms, dropout and sums.
+"""Sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198), used with tensor parallelism.
 
-What is divided so is a DTensor, and what is not a plain tensor: torch lets no operation mix them.
+Ranks hold successive parts of the sequence, dimension 1, where neither columns nor rows are divided: at norms, dropout
+and sums.
+
+A tensor divided this way is a DTensor, any other a plain tensor: torch lets no operation mix them.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -15,21 +17,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
-from torch.utils._pytree import tree_map
 
+from trainer.compat.fake import unset_fake_temporarily
+from trainer.compat.pytree import tree_map
 from trainer.runtime.seeding import derive
 
 PARTS = (Shard(1),)
 WHOLE = (Replicate(),)
-ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)  # which act on every element of the sequence alone
+ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm, nn.Dropout)  # these act on each element of the sequence separately
 
 
 class Scatter(ParallelStyle):
-    """What the module gives is divided along the sequence."""
+    """Divides the module's output along the sequence."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.register_forward_hook(lambda _, args, output: _parts(output, device_mesh))
@@ -37,30 +39,32 @@ class Scatter(ParallelStyle):
 
 
 class Gather(ParallelStyle):
-    """What the module is given is made whole."""
+    """Makes the module's input whole."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        module.register_forward_pre_hook(lambda _, *given: tree_map(_whole, given), with_kwargs=True)
+        module.register_forward_pre_hook(lambda _, *inputs: tree_map(_whole, inputs), with_kwargs=True)
         return module
 
 
 class Columns(ColwiseParallel):
-    """The columns of a layer, whose input may be divided along the sequence."""
+    """Divides the columns of a layer, whose input may be divided along the sequence."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return super()._apply(Gather()._apply(module, device_mesh), device_mesh)
 
 
 class RowsScatter(RowwiseParallel):
-    """The rows of a layer, whose output is divided along the sequence: a reduce-scatter in place of an all-reduce."""
+    """Divides the rows of a layer, and its output along the sequence: a reduce-scatter instead of an all-reduce."""
 
     def __init__(self) -> None:
         super().__init__(output_layouts=PARTS[0], use_local_output=False)
 
 
 class Elementwise(ParallelStyle):
-    """A norm or a dropout on each rank's part of the sequence; torch's SequenceParallel would train a frozen norm, and
-    let all ranks drop the same places of their parts."""
+    """Runs a norm or a dropout on each rank's part of the sequence.
+
+    torch's SequenceParallel would train a frozen norm, and drop the same positions on all ranks.
+    """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, p in module.named_parameters():
@@ -94,8 +98,8 @@ def _dropout(module: nn.Dropout, forward: Callable[[Tensor], Tensor], x: DTensor
 
 @contextmanager
 def _draws_of_its_own(rank: int, device: torch.device) -> Iterator[None]:
-    """Random numbers that differ from rank to rank; afterwards all go on with the same."""
-    with unset_fake_temporarily():  # in an estimate of memory, which has tensors without values
+    """Draws random numbers that differ between ranks within the block; afterwards all ranks draw alike again."""
+    with unset_fake_temporarily():  # a memory estimate has tensors without values
         seed = derive(int(torch.randint(2**62, ())), "sequence", rank)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): ranks hold columns or rows of the same layers.
 
-The layers are those that the task's `parallel_plan` names; DTensor does the communication between them. Where there
-are replicas as well, the gradients are added up over them after the last backward pass. Norms and dropout may work on
-parts of the sequence (`trainer.distributed.sequence_parallel`).
+The task's `parallel_plan` names the layers; DTensor does the communication between them. With several replicas, the
+gradients are summed over them after the last backward pass. Norms and dropout may work on parts of the sequence
+(`trainer.distributed.sequence_parallel`).
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,7 +21,7 @@ from trainer.errors import ConfigError
 from trainer.task import Task
 
 _LAYERS = (nn.Linear, nn.Embedding)
-_STYLES: dict[str, tuple[type[ParallelStyle], tuple[type[nn.Module], ...]]] = {  # and the modules that can have it
+_STYLES: dict[str, tuple[type[ParallelStyle], tuple[type[nn.Module], ...]]] = {  # with the modules that can have each
     "colwise": (Columns, _LAYERS),
     "rowwise": (RowwiseParallel, _LAYERS),
     "rowwise_scatter": (RowsScatter, _LAYERS),
@@ -33,7 +33,7 @@ _DIVIDED = {"colwise": 0, "rowwise": 1, "rowwise_scatter": 1}  # dimension of a 
 
 
 class Split(Parts):
-    """The ranks of one replica see the same samples and the same seeds; one of them speaks for it."""
+    """A rank of tensor parallelism: ranks of a replica see the same samples and seeds, and one reports for all."""
 
     def prepare(self, model: nn.Module, task: Task) -> nn.Module:
         parallelize(model, task, self.mesh["tensor"])
@@ -41,13 +41,13 @@ class Split(Parts):
 
 
 def parallelize(model: nn.Module, task: Task, mesh: DeviceMesh) -> None:
-    """Divide the layers that the task's plan names over `mesh`; raises ConfigError for one that cannot be followed."""
+    """Divides the layers that the task's plan names over `mesh`; raises ConfigError if the plan cannot be followed."""
     parallelize_module(model, mesh, _plan(model, task, mesh.size()))
 
 
 def _plan(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
-    """The task's plan by the modules' full names."""
-    plan, found = task.parallel_plan(model), {}
+    """Returns the task's plan by the modules' full names."""
+    plan, styles = task.parallel_plan(model), {}
     name = type(task).__name__
     if not plan:
         raise ConfigError(
@@ -62,15 +62,15 @@ def _plan(model: nn.Module, task: Task, ranks: int) -> dict[str, ParallelStyle]:
             )
         for path, module in matching.items():
             _check(f"{name}.parallel_plan", path, module, style, ranks)
-            found[path] = _STYLES[style][0]()
-    return found
+            styles[path] = _STYLES[style][0]()
+    return styles
 
 
 def _check(plan: str, path: str, module: nn.Module, style: str, ranks: int) -> None:
     kinds = _STYLES[style][1]
     if not isinstance(module, kinds):
-        which = " and ".join(f"no nn.{kind.__name__}" for kind in kinds)
-        raise ConfigError(f"{plan} names {path!r} {style}, which is {which}: leave it out of the plan.")
+        missing = " and ".join(f"no nn.{kind.__name__}" for kind in kinds)
+        raise ConfigError(f"{plan} names {path!r} {style}, which is {missing}: leave it out of the plan.")
     if isinstance(module, nn.Linear) and style in _DIVIDED and module.weight.shape[_DIVIDED[style]] % ranks:
         raise ConfigError(
             f"{plan} divides {path!r} {style}, and {tuple(module.weight.shape)} does not come out even "

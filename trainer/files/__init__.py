@@ -1,1 +1,1 @@
-"""Files that survive a kill, and where they may lie: durable writes, S3, scratch directories, tables."""
+"""Writes files that survive a kill: durable writes, S3, scratch directories; and reads tables."""

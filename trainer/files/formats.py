@@ -1,4 +1,4 @@
-"""Tells what a file of data holds by its beginning, and refuses one that is of another format than its name says."""
+"""Recognizes a data file's format by its first bytes, and refuses a format other than the one its name implies."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def of_name(file: Path) -> str:
-    """The format that a file's suffix names; CSV where it names none that is known."""
+    """Returns the format that a file's suffix names; CSV if the suffix is unknown."""
     return next((kind for kind, suffixes in SUFFIXES.items() if file.suffix.lower() in suffixes), CSV)
 
 
 def refuse_other(file: Path, kind: str) -> None:
-    """Raise DataError, saying what the file is and what to do, unless it can be of the format `kind`."""
+    """Raises DataError, with the file's format and the fix, unless it can be of the format `kind`."""
     with file.open("rb") as opened:
         beginning = opened.read(4096)
     holds = next((kind for magic, kind in BEGINNINGS.items() if beginning.startswith(magic)), None)
@@ -57,7 +57,7 @@ def refuse_other(file: Path, kind: str) -> None:
 
 
 def ends_in_comma(line: str) -> bool:
-    """Tells whether a line is JSON but for a comma at its end."""
+    """Returns True if a line is JSON followed by a comma."""
     text = line.strip()
     if not text.endswith(","):
         return False
@@ -69,7 +69,7 @@ def ends_in_comma(line: str) -> bool:
 
 
 def refuse_other_separator(file: Path, columns: list[str], required: tuple[str, ...]) -> None:
-    """Raise DataError where the one column of a CSV, which has none of `required`, is a header divided by no commas."""
+    """Raises DataError if a CSV's only column, not one of `required`, is a header with another separator."""
     if len(columns) != 1 or columns[0] in required:
         return
     for separator, words in SEPARATORS.items():
@@ -81,7 +81,7 @@ def refuse_other_separator(file: Path, columns: list[str], required: tuple[str, 
 
 
 def _text_format(text: str, kind: str) -> str | None:
-    """The format of text that is none of `kind`, as far as its beginning shows one."""
+    """Returns the format of a text that is not `kind`, if its beginning shows one."""
     if re.match(r"<(!doctype|html|\?xml)", text, re.IGNORECASE):
         return "a page of HTML or XML"
     if re.match(r"\[\s*[{\[\]]", text):

@@ -1,4 +1,4 @@
-"""Paths as users write them."""
+"""Expands paths as users write them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.errors import ConfigError
 
 
 def expanded(path: str | Path) -> Path:
-    """`path` with a leading `~` or `~user` replaced; ConfigError where no such directory is known."""
+    """Returns `path` with a leading `~` or `~user` replaced; raises ConfigError if no such directory is known."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

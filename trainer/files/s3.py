@@ -1,9 +1,10 @@
-"""A place in an object store that speaks S3. Torch-free; boto3, the extra `s3`, is imported when one is used.
+"""Stores objects in a bucket with the S3 API. Torch-free; boto3, the extra `s3`, is imported when a bucket is used.
 
-Nothing there is written over: keys are used once, and what says that the others are whole is put last and only where
-nothing is yet (`If-None-Match: *`). Endpoint, addressing style, region and credentials are boto3's to find
-(AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the configuration file, the standard chain), and are kept nowhere. Calls that
-were not answered, or with 429, 500, 502, 503 or 504, are made again in its standard retry mode (AWS_MAX_ATTEMPTS).
+Nothing there is overwritten: keys are used once, and the object that marks the others as complete is put last, and only
+if it does not exist yet (`If-None-Match: *`). boto3 finds endpoint, addressing style, region and credentials
+(AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, the configuration file, the standard chain), and they are stored nowhere. Calls
+without an answer, or answered with 429, 500, 502, 503 or 504, are repeated in its standard retry mode
+(AWS_MAX_ATTEMPTS), and then for as long as this process waits for an outage (`files.outage`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.errors import CheckpointError, ConfigError
+from trainer.files import outage
 from trainer.redaction import redacted_url
 
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9!_.*'()/-]*))?")
@@ -28,12 +30,20 @@ T = TypeVar("T")
 
 
 class Unavailable(CheckpointError, OSError):
-    """The object store did not do what it was asked, in one sentence without credentials."""
+    """Raised when a request to the object store failed; the text is one sentence without credentials."""
+
+
+class Away(Unavailable):
+    """Raised when the object store did not answer for as long as this process waits; a later try may succeed."""
+
+    exit_code = outage.EXIT_CODE
 
 
 class Bucket:
-    """What lies below `url`, s3://BUCKET or s3://BUCKET/PREFIX. Keys are relative to it. Every method raises
-    Unavailable."""
+    """The objects below `url`, s3://BUCKET or s3://BUCKET/PREFIX. Keys are relative to it.
+
+    Every method raises Unavailable.
+    """
 
     def __init__(self, url: str) -> None:
         self._bucket, self._prefix = parse(url)
@@ -43,18 +53,20 @@ class Bucket:
         return Bucket(f"{self.url}/{key}")
 
     def check(self) -> None:
-        """Raise Unavailable unless the bucket is there and lists its objects."""
-        with self._asking() as client:
-            client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(""), MaxKeys=1)
+        """Raises Unavailable unless the bucket exists and lists its objects."""
+        self._asked(lambda client: client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(""), MaxKeys=1))
 
     def upload(self, source: Path, key: str) -> None:
-        """Put a file, in parts where it is large; what a failure leaves of it is aborted."""
-        with self._asking() as client:
-            client.upload_file(str(source), self._bucket, self._key(key))
+        """Uploads a file, in parts if it is large; a failed upload is aborted."""
+        self._asked(lambda client: client.upload_file(str(source), self._bucket, self._key(key)))
 
     def put_new(self, key: str, data: bytes) -> None:
-        """Put an object where there is none; one of just these bytes is this one, from a try whose answer was lost."""
-        with self._asking() as client:
+        """Puts an object under an unused key.
+
+        An existing object with the same bytes counts as this one, put by a try whose answer was lost.
+        """
+
+        def put(client: Any) -> None:
             name, new = self._key(key), {"IfNoneMatch": "*"}
             try:
                 _again(client, lambda: client.put_object(Bucket=self._bucket, Key=name, Body=data, **new))
@@ -62,84 +74,107 @@ class Bucket:
                 if error.response["Error"]["Code"] != "PreconditionFailed" or self.get(key) != data:
                     raise
 
+        self._asked(put)
+
     def get(self, key: str) -> bytes | None:
-        """An object's bytes, None where there is none."""
-        with self._asking() as client, _absence(client):
-            return _again(client, lambda: client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read())
-        return None
+        """Returns an object's bytes, None if there is none."""
+
+        def get(client: Any) -> bytes | None:
+            with _absence(client):
+                return _again(client, lambda: client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read())
+            return None
+
+        return self._asked(get)
 
     def download(self, key: str, target: Path) -> bool:
-        """Write an object to a file; False, and no file, where there is none."""
-        with self._asking() as client, _absence(client):
-            client.download_file(self._bucket, self._key(key), str(target))
-            return True
-        return False
+        """Writes an object to a file; returns False, and writes no file, if there is none."""
+
+        def download(client: Any) -> bool:
+            with _absence(client):
+                client.download_file(self._bucket, self._key(key), str(target))
+                return True
+            return False
+
+        return self._asked(download)
 
     def keys(self, folder: str) -> list[str]:
-        """The keys of all objects below `folder`, relative to that."""
+        """Returns the keys of all objects below `folder`, relative to it."""
         return [name for name, _ in self._listed("list_objects_v2", folder, "Contents")]
 
     def entries(self, folder: str) -> set[str]:
-        """The names in `folder`, as of a directory; also those of which only a part has been uploaded."""
+        """Returns the names in `folder`, as in a directory, including partial uploads."""
         objects = self._listed("list_objects_v2", folder, "Contents", "CommonPrefixes", Delimiter="/")
         return {name.partition("/")[0] for name, _ in (*objects, *self.uploads(folder))}
 
     def uploads(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
-        """Key and description of each upload in parts below `folder` that was begun and not ended."""
+        """Returns the key and description of each unfinished multipart upload below `folder`."""
         return self._listed("list_multipart_uploads", folder, "Uploads")
 
     def remove(self, folder: str, first: str = "") -> None:
-        """Remove all below `folder`, the object called `first` before the others; abort uploads that are under way."""
-        keys = sorted(self.keys(folder), key=lambda name: name != first)
-        with self._asking() as client:
-            for key in keys:
-                client.delete_object(Bucket=self._bucket, Key=self._key(f"{folder}/{key}"))
-            for name, upload in self.uploads(folder):
-                key = self._key(f"{folder}/{name}")
-                client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload["UploadId"])
+        """Removes all objects below `folder`, the one called `first` before the others; aborts unfinished uploads."""
+        for key in sorted(self.keys(folder), key=lambda name: name != first):
+            self.delete(f"{folder}/{key}")
+        for name, upload in self.uploads(folder):
+            which = {"Key": self._key(f"{folder}/{name}"), "UploadId": upload["UploadId"]}
+            self._asked(lambda client, which=which: client.abort_multipart_upload(Bucket=self._bucket, **which))
 
     def delete(self, key: str) -> None:
-        with self._asking() as client:
-            client.delete_object(Bucket=self._bucket, Key=self._key(key))
+        self._asked(lambda client: client.delete_object(Bucket=self._bucket, Key=self._key(key)))
 
     def _listed(self, call: str, folder: str, *what: str, **options: Any) -> list[tuple[str, dict[str, Any]]]:
-        """Of all there is of `what` below the folder, the key relative to it, and what else is said."""
+        """Returns the entries of the kinds `what` below the folder, each with its key relative to the folder."""
         prefix = self._key(f"{folder}/")
-        with self._asking() as client:
+
+        def listed(client: Any) -> list[dict[str, Any]]:
             pages = client.get_paginator(call).paginate(Bucket=self._bucket, Prefix=prefix, **options)
-            found = [one for page in pages for kind in what for one in page.get(kind) or ()]
-        return [((one.get("Key") or one["Prefix"]).removeprefix(prefix), one) for one in found]
+            return [row for page in pages for kind in what for row in page.get(kind) or ()]
+
+        return [((row.get("Key") or row["Prefix"]).removeprefix(prefix), row) for row in self._asked(listed)]
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
 
-    @contextmanager
-    def _asking(self) -> Iterator[Any]:
+    def _asked(self, call: Callable[[Any], T]) -> T:
+        """Returns the answer to `call` of a client, made again while the store is away and this process waits."""
         client = _client(os.getpid(), os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
-        try:
-            yield client
-        except (BotoCoreError, ClientError, Boto3Error) as error:
-            raise Unavailable(f"{self.url} {_reason(error, _attempts(client))}.") from error
+        outages = _outages(f"s3://{self._bucket}")
+        while True:
+            try:
+                answer = call(client)
+            except (BotoCoreError, ClientError, Boto3Error) as error:
+                reason, away = _reason(error, _attempts(client))
+                if not away or not outages.again(reason, outage.seconds()):
+                    raise (Away if away else Unavailable)(f"{self.url} {reason}.") from error
+            else:
+                outages.over()
+                return answer
+
+
+@cache
+def _outages(store: str) -> outage.Outage:
+    return outage.Outage(store)
 
 
 def parse(url: str) -> tuple[str, str]:
-    """Bucket and prefix of s3://BUCKET/PREFIX. Raises ConfigError."""
-    found = _URL.fullmatch(url.rstrip("/"))
-    if found is None:
+    """Returns bucket and prefix of s3://BUCKET/PREFIX. Raises ConfigError."""
+    match = _URL.fullmatch(url.rstrip("/"))
+    if match is None:
         raise ConfigError(
-            f"{redacted_url(url)!r} is no place for checkpoints: give s3://BUCKET/PREFIX, of plain letters and digits; "
-            "endpoint and credentials come from AWS_ENDPOINT_URL and the standard chain of boto3."
+            f"{redacted_url(url)!r} is not a place for checkpoints: give s3://BUCKET/PREFIX, of plain letters and "
+            "digits; endpoint and credentials come from AWS_ENDPOINT_URL and the standard chain of boto3."
         )
-    return found["bucket"], (found["prefix"] or "").strip("/")
+    return match["bucket"], (match["prefix"] or "").strip("/")
 
 
 @cache
 def _client(process: int, endpoint: str | None) -> Any:
-    """A client of this process's own: connections do not survive a fork. `endpoint` is what the environment says of
-    it."""
+    """Returns a client for this process, since connections do not survive a fork.
+
+    `endpoint` is the one in the environment.
+    """
     try:
         from boto3.session import Session
         from botocore.config import Config
@@ -155,13 +190,15 @@ def _client(process: int, endpoint: str | None) -> Any:
 
 
 def _attempts(client: Any) -> int:
-    """How often a call is made before it has failed; the default is that of the standard mode."""
+    """Returns how often a call is tried before it fails; the default is that of the standard mode."""
     return client.meta.config.retries.get("total_max_attempts", 3)
 
 
 def _again(client: Any, call: Callable[[], T]) -> T:
-    """`call`, made again where boto3 does not do so itself: where another request for the key was under way, and where
-    the answer broke off while it was read."""
+    """Makes `call`, and repeats it in two cases in which boto3 does not.
+
+    These are a conflict with another request for the key, and an answer cut off while it was read.
+    """
     from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
     for attempt in range(1, _attempts(client)):
@@ -179,34 +216,52 @@ def _again(client: Any, call: Callable[[], T]) -> T:
 _CONFLICT = "ConditionalRequestConflict"
 _LATER = (_CONFLICT, "RequestTimeout", "SlowDown")
 _FIX = "check AWS_ENDPOINT_URL, the region and the credentials"
-# What errors of boto3 say beside their name, where that cannot hold more than the user should see.
+# Errors of boto3 whose text is shown, since it cannot hold secrets.
 _PLAIN = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 
 
-def _reason(error: Any, attempts: int) -> str:
-    """What has gone wrong, by an error of botocore's or boto3's; no URL, which may be signed or hold a password."""
+# Failures to get an answer, by the names of botocore's errors.
+_SILENT = {
+    "EndpointConnectionError": "no connection to its endpoint can be made",
+    "ConnectTimeoutError": f"no connection to its endpoint within {CONNECT_SECONDS} s",
+    "ReadTimeoutError": "no answer in time",
+    "ConnectionClosedError": "the connection broke",
+    "IncompleteReadError": "the answer broke off",
+    "ResponseStreamingError": "the answer broke off",
+}
+
+
+def _reason(error: Any, attempts: int) -> tuple[str, bool]:
+    """Returns the reason of an error of botocore or boto3, and whether a later try may succeed.
+
+    The reason has no URL, which may be signed or hold a password.
+    """
     from botocore import exceptions
 
     cause = error.__context__ if type(error).__name__ == "S3UploadFailedError" else error
-    cause = getattr(cause, "last_exception", cause)  # of a download that broke off again and again
+    cause = getattr(cause, "last_exception", cause)  # the last error of a repeated download
     answer, tried = getattr(cause, "response", None) or {}, f"up to {attempts} times"
     code = answer.get("Error", {}).get("Code")
     if code == "NoSuchBucket" or (code == "404" and cause.operation_name == "HeadBucket"):
-        return "cannot be used: there is no bucket of that name where AWS_ENDPOINT_URL leads; make it, or name another"
+        return "cannot be used: the bucket does not exist at AWS_ENDPOINT_URL; create it, or give another name", False
     if code is not None:
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         later = code in _LATER or status == 429 or status >= 500
         fix = f"it was asked {tried} (AWS_MAX_ATTEMPTS), try again later" if later else _FIX
-        return f"refuses {cause.operation_name} ({' '.join(map(str, filter(None, (code, status))))}): {fix}"
+        return f"refuses {cause.operation_name} ({' '.join(map(str, filter(None, (code, status))))}): {fix}", later
     name = type(cause).__name__
-    said = f"cannot be reached ({f'{name}: {cause}'.rstrip('.') if name in _PLAIN else name}): {_FIX}"
-    again = isinstance(cause, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
-    return f"{said}; it was tried {tried} (AWS_MAX_ATTEMPTS)" if again else said
+    words = _SILENT.get(name) or (f"{name}: {cause}".rstrip(".") if name in _PLAIN else name)
+    reason = f"cannot be reached ({words}): {_FIX}"
+    is_transient = isinstance(
+        cause, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
+    )
+    away = is_transient and not isinstance(cause, exceptions.SSLError)  # whose cause is a certificate
+    return f"{reason}; it was tried {tried} (AWS_MAX_ATTEMPTS)" if is_transient else reason, away
 
 
 @contextmanager
 def _absence(client: Any) -> Iterator[None]:
-    """Pass over that an object is not there."""
+    """Suppresses the error of an object that does not exist."""
     try:
         yield
     except client.exceptions.ClientError as error:

@@ -1,7 +1,7 @@
-"""Makes scratch directories, which a killed process leaves to others to remove. Torch-free.
+"""Makes scratch directories that other processes remove if their owner was killed. Torch-free.
 
-Who uses one holds a lock on it (flock(2)). The kernel drops that when the process ends, however it ends; unlike a pid
-it is never taken for another's, and means the same in every container of a host.
+The owner holds a lock on its directory (flock(2)). The kernel drops the lock when the process ends, in whatever way;
+unlike a pid it is never mistaken for another's, and it means the same in every container of a host.
 """
 
 from __future__ import annotations
@@ -17,45 +17,50 @@ from pathlib import Path
 
 
 def hold(directory: Path) -> int:
-    """Make the directory, if it is not there, and keep it from `sweep` until the descriptor returned is closed, or this
-    process and those forked from it have ended. Several may hold one. Raises OSError."""
+    """Makes the directory, if needed, and keeps it from `sweep` until the returned descriptor is closed.
+
+    It is also released when this process and its forks have ended. Several processes may hold the same directory.
+    Raises OSError.
+    """
     while True:
         directory.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileNotFoundError):
-            held = os.open(directory, os.O_RDONLY)
+            descriptor = os.open(directory, os.O_RDONLY)
             try:
-                with suppress(OSError):  # where a file system has no locks, nobody sweeps either
-                    fcntl.flock(held, fcntl.LOCK_SH)
-                if os.path.samestat(os.fstat(held), directory.stat()):
-                    return held
+                with suppress(OSError):  # on a file system without locks, nobody sweeps either
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)
+                if os.path.samestat(os.fstat(descriptor), directory.stat()):
+                    return descriptor
             except BaseException:
-                os.close(held)
+                os.close(descriptor)
                 raise
-            os.close(held)  # another has swept it meanwhile, and somebody made it anew
+            os.close(descriptor)  # another process has swept it, and it was made anew
 
 
 def sweep(directories: Iterable[Path]) -> None:
-    """Remove those that nobody holds; what cannot be locked or removed from here stays."""
+    """Removes the directories that nobody holds; those that cannot be locked or removed from here stay."""
     for directory in directories:
         with suppress(OSError):
-            held = os.open(directory, os.O_RDONLY)
+            descriptor = os.open(directory, os.O_RDONLY)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(directory)
             finally:
-                os.close(held)
+                os.close(descriptor)
 
 
 @contextmanager
 def temporary(prefix: str) -> Iterator[Path]:
-    """A new directory among those for temporary files (TMPDIR), while the block lasts. Those with this prefix that
-    killed processes have left there are removed before. Raises OSError."""
+    """Yields a new directory in TMPDIR for the duration of the block.
+
+    Directories with this prefix that killed processes have left are removed first. Raises OSError.
+    """
     among = Path(tempfile.gettempdir())
     sweep(among.glob(f"{prefix}*"))
     directory = among / f"{prefix}{uuid.uuid4().hex}"
-    held = hold(directory)
+    descriptor = hold(directory)
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        os.close(held)
+        os.close(descriptor)

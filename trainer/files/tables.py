@@ -1,4 +1,5 @@
-"""Reads tables (Parquet, Arrow, CSV, JSON Lines), and refuses what cannot be used, with its place. Torch-free."""
+"""Reads tables (Parquet, Arrow, CSV, JSON Lines), and refuses unusable values, naming their row and column.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +20,14 @@ import pyarrow.parquet
 from trainer.errors import DataError
 from trainer.files import formats
 
+LEVELS = 200  # of a JSON value
+_QUOTED, _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[\[\]{}]")
 SUFFIXES = tuple(suffix for suffixes in formats.SUFFIXES.values() for suffix in suffixes)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table as it was read from a file of the format `kind` (trainer/files/formats.py)."""
+    """A table read from a file of the format `kind` (trainer/files/formats.py)."""
 
     path: str
     table: pa.Table
@@ -34,7 +38,7 @@ class Source:
         return self.table.column_names
 
     def require(self, names: Sequence[str]) -> None:
-        """Raise DataError unless each column is there once, and there is a row."""
+        """Raises DataError unless each column occurs once and there is a row."""
         if missing := [name for name in names if name not in self.columns]:
             raise DataError(
                 f"{self.path} has no column {', '.join(map(repr, missing))}: it needs {', '.join(names)}; "
@@ -49,37 +53,57 @@ class Source:
             if self.columns.count(name) > 1:
                 raise DataError(f"{self.path} has the column {name!r} twice: rename or remove one.")
 
+    def values(self, name: str) -> list[Any]:
+        """Returns a column [rows] as Python values; raises DataError for a type that Python does not have."""
+        try:
+            return self.table[name].to_pylist()
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as a date after the year 9999
+            raise self._unfit(name, f"{_first_line(error)}: store it as text") from error
+
+    def _unfit(self, name: str, fix: str) -> DataError:
+        return DataError(f"{self.path}, column {name!r} is stored as {self.table[name].type}: {fix}.")
+
     def refuse_missing(self, name: str) -> None:
-        """Raise DataError where the column has a null."""
+        """Raises DataError if the column has a null."""
         if self.table[name].null_count:
             row = int(np.flatnonzero(self.table[name].is_null().to_numpy())[0])
-            raise DataError(f"{self.place(row, name)} is empty: every row needs a {name}.")
+            raise DataError(f"{self.cell(row, name)} is empty: every row needs a {name}.")
 
-    def place(self, row: int, name: str) -> str:
-        """`FILE row N, column 'name'`, of a row counted from 0; N counts the file's lines from 1, empty ones too."""
+    def cell(self, row: int, name: str) -> str:
+        """Returns `FILE row N, column 'name'` of a row counted from 0.
+
+        N counts the file's lines from 1, empty ones too.
+        """
         record = row + 2 if self.kind == formats.CSV else row + 1
         return f"{self.path} {_row(self.path, record, self.kind)}, column {name!r}"
 
     def floats(self, name: str) -> np.ndarray:
-        """A column [rows] as float64; what is missing or not finite is NaN."""
+        """Returns a column [rows] as float64; missing and non-finite values are NaN."""
         if pa.types.is_null(self.table[name].type):
             return np.full(self.table.num_rows, np.nan)
         self._refuse_text(name)
-        values = self.table[name].cast(pa.float64(), safe=False).to_numpy().astype(np.float64)  # rounds above 2^53
+        values = self.as_floats(name)
         return np.where(np.isfinite(values), values, np.nan)
 
+    def as_floats(self, name: str) -> np.ndarray:
+        """Returns a column [rows] of numbers as float64, which rounds above 2^53; missing values are NaN."""
+        try:
+            return self.table[name].cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
+        except pa.ArrowException as error:
+            raise self._unfit(name, "store it as numbers") from error
+
     def numbers(self, name: str) -> np.ndarray:
-        """A column [rows] in its own type, decimals as float64; a missing value or one not finite is refused."""
+        """Returns a column [rows] in its own type, decimals as float64; refuses missing and non-finite values."""
         self.refuse_missing(name)
         self._refuse_text(name)
         column = self.table[name]
         values = (column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column).to_numpy()
         if len(bad := np.flatnonzero(~np.isfinite(values))):
-            raise DataError(f"{self.place(int(bad[0]), name)} is {values[bad[0]]}: it must be a finite number.")
+            raise DataError(f"{self.cell(int(bad[0]), name)} is {values[bad[0]]}: it must be a finite number.")
         return values
 
     def texts(self, name: str) -> list[str]:
-        """A column [rows] of text; a missing value is refused."""
+        """Returns a column [rows] of text; refuses missing values."""
         self.refuse_missing(name)
         kind = self.table[name].type
         values = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -88,7 +112,10 @@ class Source:
         return self.table[name].to_pylist()
 
     def written(self, name: str) -> pa.ChunkedArray:
-        """A column [rows] as text, numbers written out; raises DataError for values of another kind, such as lists."""
+        """Returns a column [rows] as text, with numbers written out.
+
+        Raises DataError for other values, such as lists.
+        """
         column = self.table[name]
         try:
             return column.cast(pa.string())
@@ -100,21 +127,20 @@ class Source:
         tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
         if any(test(kind) for test in tests):
             return
-        for row, value in enumerate(self.table[name].to_pylist()):
+        for row, value in enumerate(self.values(name)):
             try:
                 pa.scalar(value.strip() if isinstance(value, str) else value).cast(pa.float64())  # float() takes 1_000
             except pa.ArrowException as error:
-                raise DataError(f"{self.place(row, name)} is {str(value)[:40]!r}: it must be a number.") from error
-        raise DataError(f"{self.path}, column {name!r} is stored as {kind}: store it as numbers.")
+                raise DataError(f"{self.cell(row, name)} is {str(value)[:40]!r}: it must be a number.") from error
+        raise self._unfit(name, "store it as numbers")
 
 
 def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = ()) -> Source:
-    """Read a file by its suffix, a CSV where it has none that is known.
+    """Reads a file by its suffix; as CSV if that is unknown.
 
     `texts` are columns of text: their values stay as they are written in a CSV or JSON Lines. In a CSV's column of text
-    only an empty cell is missing; in one of numbers also what stands for a missing number, such as NA.
-
-    Raises DataError, naming file, row and column where there is one; also unless every `required` column is there.
+    only an empty cell is missing; in one of numbers also a marker of a missing number, such as NA. Raises DataError,
+    naming file, row and column if known, also for a missing `required` column.
     """
     file = Path(path)
     if not file.is_file():
@@ -161,12 +187,12 @@ def _read_csv(file: Path, required: Sequence[str], texts: Sequence[str]) -> pa.T
             ) from error
         raise DataError(f"{file} cannot be read as CSV ({reason}): repair it.") from error
     formats.refuse_other_separator(file, table.column_names, tuple(required))
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_string(field.type):
-            column = table.column(place)
+            column = table.column(index)
             empty = pc.equal(column, "")  # pyright: ignore[reportAttributeAccessIssue]
             missing = pa.scalar(None, field.type)
-            table = table.set_column(place, field, pc.if_else(empty, missing, column))  # pyright: ignore[reportAttributeAccessIssue]
+            table = table.set_column(index, field, pc.if_else(empty, missing, column))  # pyright: ignore[reportAttributeAccessIssue]
     return table
 
 
@@ -178,12 +204,13 @@ def _header(file: Path) -> str:
 def _read_json(file: Path, texts: Sequence[str]) -> pa.Table:
     if not _check_text(file):
         raise DataError(f"{file} is empty: it needs one JSON object per line.")
+    _check_levels(file)
     size = min(file.stat().st_size + 1, 2**31 - 1)  # one block, so that an error counts rows from the file's first
     options = pyarrow.json.ReadOptions(use_threads=False, block_size=size)
     try:
         table = pyarrow.json.read_json(file, options)
-        # Text that looks like a time is taken for one unless the schema says otherwise; a column that is named in the
-        # schema is there even if the file has none, so only those that are there are named.
+        # Text that looks like a time is read as one unless the schema says otherwise; a column in the schema is created
+        # even if the file has none, so only existing ones are named.
         changed = [name for name in texts if name in table.column_names and pa.types.is_temporal(table[name].type)]
         if changed:
             schema = pa.schema([(name, pa.string()) for name in changed])
@@ -200,8 +227,21 @@ def _read_json(file: Path, texts: Sequence[str]) -> pa.Table:
         raise DataError(f"{file}{where} cannot be read as JSON Lines ({reason}): repair it.") from error
 
 
+def _check_levels(file: Path) -> None:
+    """Raises DataError for a line nested deeper than LEVELS, which may crash the process in the JSON reader."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.count(b"[") + line.count(b"{") <= LEVELS:
+                continue
+            level = 0
+            for bracket in _BRACKETS.findall(_QUOTED.sub(b"", line)):
+                level += 1 if bracket in b"[{" else -1
+                if level > LEVELS:
+                    raise DataError(f"{file} row {number} has more than {LEVELS} levels: make its values flatter.")
+
+
 def _check_text(file: Path) -> bool:
-    """Whether there is anything but space in the file; raises DataError where it is not UTF-8."""
+    """Returns True if there is anything but white space in the file; raises DataError if it is not UTF-8."""
     anything = False
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -217,7 +257,7 @@ def _check_text(file: Path) -> bool:
 
 
 def _row(path: str | Path, record: int, kind: str) -> str:
-    """Words for the record, counted from 1 without empty lines but with a header, by the line at which it begins."""
+    """Returns words for the record, counted from 1 without empty lines but with a header, by its first line."""
     if kind not in (formats.CSV, formats.JSON_LINES):
         return f"row {record}"
     header = f" (the header is row {_line(path, 1, kind)})" if kind == formats.CSV else ""
@@ -233,7 +273,7 @@ def _line(path: str | Path, record: int, kind: str) -> int:
                 if left == 0:
                     return number
             quoted = quoted != (csv and line.count(b'"') % 2 == 1)  # a value in quotes goes on in the next line
-    return record  # JSON objects that share a line have no lines of their own: they are counted
+    return record  # JSON objects that share a line are counted by record
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""From the losses of micro-batches to the gradient that the optimizer steps on."""
+"""Turns the losses of micro-batches into the gradient that the optimizer steps on."""

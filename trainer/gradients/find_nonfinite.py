@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from trainer.ranks import ALONE, Solo
 
-Suspect = tuple[tuple[int, ...], str]  # the earlier in a window, the less; and in words what is not finite
+Suspect = tuple[tuple[int, ...], str]  # sorts by the time in a window; and the words for it
 
 
 def first_nonfinite(model: nn.Module, run: Callable[[], Any], ranks: Solo = ALONE) -> str:
-    """In words, the first thing of `model` that is not finite: a parameter, else the first output of a module in
-    `run`, a forward and a backward pass from cleared gradients, else the first gradient on the way back.
+    """Returns a description of the first non-finite part of `model`.
 
-    Of what several ranks have found it is the first. They all `run`, which may be for each other, or none of them does,
-    where a parameter is to blame.
+    It is a parameter, else the first output of a module in `run`, a forward and a backward pass from cleared gradients,
+    else the first gradient in the backward pass. With several ranks it is the first of all of them. They all `run`,
+    since they may wait for each other, or none does if a parameter is at fault.
     """
     spoilt = next((f"parameter {name} is not finite" for name, p in model.named_parameters() if not _finite(p)), "")
     if words := ranks.earliest(((0 if spoilt else 1,), spoilt))[1]:
@@ -32,7 +32,7 @@ def first_nonfinite(model: nn.Module, run: Callable[[], Any], ranks: Solo = ALON
 
 
 def _suspect(model: nn.Module, watch: _Watch) -> Suspect:
-    """Where all parameters are finite."""
+    """Returns the module at fault, if all parameters are finite."""
     if watch.bad_output:
         return (1, *watch.bad_at), f"the output of module {watch.bad_output} is the first that is not finite"
     if culprit := watch.culprit():
@@ -47,18 +47,18 @@ def _suspect(model: nn.Module, watch: _Watch) -> Suspect:
 
 
 class _Watch:
-    """Hooks that see what every module takes and gives, forward and back.
+    """Hooks on the inputs and outputs of every module, forward and backward.
 
-    A module is to blame for a gradient that is given finite ones and gives others, to an input or to a parameter of its
-    own; of modules within each other the innermost.
+    A module is at fault if it receives finite gradients and passes on non-finite ones, to an input or to its own
+    parameter; of nested modules, the innermost is.
     """
 
     def __init__(self, model: nn.Module, ranks: Solo) -> None:
         self.names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-        self.bad_output, self.bad_at = "", (0, 0)  # the first of this rank: its stage, and what number of all outputs
+        self.bad_output, self.bad_at = "", (0, 0)  # the first on this rank: its stage, and its number among all outputs
         self._ranks, self._outputs = ranks, 0
         self._stages: dict[nn.Module, int] = {}
-        self._given: dict[nn.Module, bool] = {}  # in backward order: whether the gradients of its outputs were finite
+        self._given: dict[nn.Module, bool] = {}  # in backward order: True if the gradients of its outputs were finite
         self._spoilt: set[nn.Module] = set()
         self._hooks = []
         for module in self.names:
@@ -72,22 +72,22 @@ class _Watch:
 
     @property
     def given_bad(self) -> bool:
-        """Whether the model's own output was given a gradient that is not finite."""
+        """Returns True if the model's own output received a gradient that is not finite."""
         return not self._given.get(next(iter(self.names)), True)
 
     def culprit(self) -> nn.Module | None:
-        """The first module on the way back that is to blame for a gradient."""
+        """Returns the first module in the backward pass that is at fault for a gradient."""
         for module in self._given:
             if module in self._spoilt and not self._spoilt & {*module.modules()} - {module}:
                 return module
         return None
 
     def on_the_way_back(self, module: nn.Module) -> tuple[int, int]:
-        """The place of one that was given gradients, the last stage being the first."""
+        """Returns the position of a module in the backward pass, with the last stage first."""
         return -self._stages[module], [*self._given].index(module)
 
     def _judge(self, module: nn.Module) -> Callable[[Tensor], None]:
-        """What looks at a gradient that `module` gives."""
+        """Returns the hook for a gradient that `module` passes on."""
 
         def look(grad: Tensor) -> None:
             if self._given.get(module, False) and not _finite(grad):
@@ -96,10 +96,10 @@ class _Watch:
         return look
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        # Views, since the gradient of an input that others take as well would be the sum of all they give.
-        own = tuple(one.view_as(one) if isinstance(one, Tensor) else one for one in inputs)
-        _hook_gradients(own, self._judge(module))
-        return own
+        # Views, since the gradient of an input shared with other modules would be the sum of all of theirs.
+        views = tuple(x.view_as(x) if isinstance(x, Tensor) else x for x in inputs)
+        _hook_gradients(views, self._judge(module))
+        return views
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self._stages[module] = self._ranks.stage

@@ -1,9 +1,9 @@
-"""Notices a loss spike, and continues training from before it.
+"""Detects a loss spike, and continues training from before it.
 
 A window whose loss lies far above the recent ones is not trained on. Weights and optimizer go back to the last
-scheduled checkpoint, in case the damage is in them already; step and data position go on, so the data that came with
-the jump is passed over; and the learning rate is cut for a while. PaLM's training did as much by hand (Chowdhery et al.
-2022, arXiv 2204.02311, section 5.1).
+scheduled checkpoint, in case they are damaged already; step and data position go on, so the data of the jump is
+skipped; and the learning rate is cut for a while. PaLM's training did the same by hand (Chowdhery et al. 2022,
+arXiv 2204.02311, section 5.1).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SIGMA = 1.4826  # median absolute deviations in a standard deviation of a norma
 
 
 class Spikes:
-    """The recent losses, and what has been rolled back.
+    """Holds the recent losses and the rollbacks so far.
 
-    `score` is the robust z-score (Iglewicz & Hoaglin 1993): (loss - median) / (1.4826 MAD) of the last
-    `config.window` trained windows. `lr_scale` is what the learning rate is multiplied by at a step.
+    `score` is the robust z-score (Iglewicz & Hoaglin 1993): (loss - median) / (1.4826 MAD) of the last `config.window`
+    trained windows. `lr_scale` is the factor of the learning rate at a step.
     """
 
     def __init__(self, config: RollbackConfig) -> None:
@@ -39,32 +39,34 @@ class Spikes:
         self.cut_until = 0  # the first step at the full learning rate again
 
     def score(self, loss: float) -> float:
-        """How far `loss` lies above the recent ones; 0 while there are too few of them, inf if it is not finite."""
+        """Returns how far `loss` lies above the recent ones; 0 if there are too few, inf if it is not finite."""
         if len(self.losses) < self.config.min_history:
             return 0.0
         if not math.isfinite(loss):
             return math.inf
         middle = median(self.losses)
-        spread = _SIGMA * median(abs(one - middle) for one in self.losses)
+        spread = _SIGMA * median(abs(recent - middle) for recent in self.losses)
         return (loss - middle) / max(spread, 1e-3 * abs(middle), 1e-12)
 
     def is_spike(self, loss: float) -> bool:
-        """Whether `loss` is out of proportion, and above all recent ones: near convergence few windows make up the
-        loss, and the score of such a window is high without anything being wrong."""
+        """Returns True if `loss` is out of proportion, and above all recent ones.
+
+        Near convergence few windows make up the loss, and such a window's score is high although nothing is wrong.
+        """
         return self.config.enabled and self.score(loss) > self.config.threshold and not loss <= max(self.losses)
 
     def add(self, loss: float, norm: float) -> None:
-        """Take in a window that was trained on."""
+        """Records a window that was trained on."""
         self.losses = [*self.losses, loss][-self.config.window :]
         self.norms = [*self.norms, norm][-self.config.window :]
 
     def rolled_back(self, step: int) -> None:
-        """Cut the learning rate from `step` on. What was seen before the jump stays the measure of what comes."""
+        """Cuts the learning rate from `step` on. Later losses are still compared with those before the jump."""
         self.rollbacks += 1
         self.cut_until = step + self.config.cooldown
 
     def exhausted(self, loss: float) -> str:
-        """That this jump, to `loss`, is one too many, in words; empty where it is not."""
+        """Returns a sentence if this jump, to `loss`, exceeds the allowed number; empty otherwise."""
         if (most := self.config.max_rollbacks) > self.rollbacks:
             return ""
         return (
@@ -76,7 +78,7 @@ class Spikes:
         return self.config.lr_factor if step < self.cut_until else 1.0
 
     def report(self, loss: float, norm: float) -> dict[str, Any]:
-        """The numbers of an anomaly report: this window's beside the usual ones."""
+        """Returns the numbers of an anomaly report: this window's and the usual ones."""
         return {
             "loss": loss,
             "previous_loss": self.losses[-1],
@@ -100,23 +102,25 @@ class Spikes:
 
 
 def loudest(model: nn.Module, ranks: Solo) -> list[dict[str, Any]]:
-    """The modules with the largest gradients, and their shares of the squared norm; those that are not finite alone
-    where there are some. Over all ranks."""
+    """Returns the modules with the largest gradients over all ranks, and their shares of the squared norm.
+
+    If some are not finite, only those are returned.
+    """
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    found: dict[str, float] = {}
+    squares: dict[str, float] = {}
     for name, norm in zip(grads, ranks.norms([*grads.values()]), strict=True):
         module = name.rpartition(".")[0] or type(model).__name__
-        found[module] = found.get(module, 0.0) + float(norm) ** 2
-    found = ranks.merged(found)
-    whole = math.fsum(found.values())
+        squares[module] = squares.get(module, 0.0) + float(norm) ** 2
+    squares = ranks.merged(squares)
+    whole = math.fsum(squares.values())
     if not math.isfinite(whole):
-        found = {name: square for name, square in found.items() if not math.isfinite(square)}
-    ranked = sorted(found, key=lambda name: found[name], reverse=True)[:LOUDEST]
-    return [{"module": name, "share": found[name] / whole if whole else 0.0} for name in ranked]
+        squares = {name: square for name, square in squares.items() if not math.isfinite(square)}
+    ranked = sorted(squares, key=lambda name: squares[name], reverse=True)[:LOUDEST]
+    return [{"module": name, "share": squares[name] / whole if whole else 0.0} for name in ranked]
 
 
 def as_json(report: Mapping[str, Any]) -> str:
-    """What is not finite stands in it by its name."""
+    """Returns the report as JSON, with non-finite numbers by name."""
     return json.dumps(_plain(report), indent=2) + "\n"
 
 
@@ -124,5 +128,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

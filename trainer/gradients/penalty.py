@@ -1,4 +1,4 @@
-"""A penalty on the slope of what a model computes, by what it is given: `train.gradients.penalty`.
+"""Penalises the slope of a model's outputs or loss by its inputs: `train.gradients.penalty`.
 
     output  lambda * mean_i (|d f(x_i)/d x_i| - norm)^2, where f is the sum of the model's outputs: with one output,
             the WGAN-GP penalty (Gulrajani et al. 2017, arXiv 1704.00028, eq. 3); with norm 0 R1, whose gamma/2 is
@@ -6,8 +6,8 @@
     loss    the same of sample i's own loss: with norm 0 double backpropagation (Drucker & LeCun 1992, IEEE Trans.
             Neural Networks 3(6))
 
-A sample is what has one index in the first dimension of the model's inputs. Slopes of single samples are had from one
-backward pass of their sum, which is right as long as no layer mixes samples, as batch norm does.
+A sample has one index in the first dimension of the model's inputs. One backward pass of the sum gives the slopes of
+single samples, which is right as long as no layer mixes samples, as batch norm does.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from trainer.compat.pytree import tree_leaves, tree_map
 from trainer.config import GradientConfig
 from trainer.errors import ConfigError
 from trainer.losses.combine import gradient_penalty, over
@@ -29,7 +29,10 @@ from trainer.task import Loss
 
 
 def differentiable(config: GradientConfig) -> AbstractContextManager[None]:
-    """Surrounds the passes whose gradients are penalised, and so differentiated twice; nothing where none are."""
+    """Returns the context of passes whose gradients are penalised, and so differentiated twice.
+
+    Without a penalty it is a null context.
+    """
     return nullcontext() if config.penalty is None else twice("gradients.penalty", "leave it out")
 
 
@@ -41,10 +44,10 @@ class _Call(NamedTuple):
 
 
 def penalised(config: GradientConfig, model: nn.Module, loss_of: Callable[[], Loss]) -> Loss:
-    """The loss of a micro-batch; where there is a `config.penalty`, with that times the mean penalty added to its mean.
+    """Returns the loss of a micro-batch, with `config.penalty` times the mean penalty added to its mean.
 
-    `loss_of` calls `model`; where it does so more than once, the samples of all calls count. Term: `gradient_penalty`,
-    before the weight. Raises ConfigError where the model is given nothing that can be differentiated by.
+    `loss_of` calls `model`; if it does so more than once, the samples of all calls count. Term: `gradient_penalty`,
+    before the weight. Raises ConfigError if the model gets no differentiable input.
     """
     if config.penalty is None:
         return loss_of()
@@ -65,13 +68,15 @@ def penalised(config: GradientConfig, model: nn.Module, loss_of: Callable[[], Lo
 
 
 def _penalty(config: GradientConfig, call: _Call, loss: Loss) -> Loss:
-    of = loss.sum if config.penalty_of == "loss" else torch.stack([output.float().sum() for output in call.outputs])
-    return gradient_penalty(of, call.inputs, norm=config.penalty_norm)
+    penalised = (
+        loss.sum if config.penalty_of == "loss" else torch.stack([output.float().sum() for output in call.outputs])
+    )
+    return gradient_penalty(penalised, call.inputs, norm=config.penalty_norm)
 
 
 @contextmanager
 def _recorded(model: nn.Module) -> Iterator[list[_Call]]:
-    """The calls of `model` inside."""
+    """Yields the list of calls of `model` within the block."""
     calls: list[_Call] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:

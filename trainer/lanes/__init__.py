@@ -1,1 +1,1 @@
-"""Trials that train as lanes of one model: one forward and one backward pass for all of them."""
+"""Trains trials as lanes of one model: one forward and one backward pass for all of them."""

@@ -1,6 +1,7 @@
-"""Optimizers that act on each element alone, on the rows of all lanes at once: a few operations in place of a few for
-each lane. What they compute is what torch's SGD, Adam and AdamW and `trainer.optim.lion` do, each row with its own
-hyperparameters; other optimizers take the steps of each lane by themselves.
+"""Steps the rows of all lanes at once by elementwise optimizers: a few operations instead of a few for each lane.
+
+They compute what torch's SGD, Adam and AdamW and `trainer.optim.lion` do, each row with its own hyperparameters; other
+optimizers step each lane separately.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ Columns = Mapping[str, Tensor]  # hyperparameters by name, [rows, 1] each
 
 
 class Rows:
-    """The optimizer of `lanes`, whose `weights` and `gradient` are [lanes, parameters]. What it keeps is theirs too:
-    their own optimizers show its rows as their state."""
+    """The optimizer of `lanes`, whose `weights` and `gradient` are [lanes, parameters].
+
+    The lanes' own optimizers show its rows as their state.
+    """
 
     def __init__(
         self, lanes: Sequence[Lane], weights: Tensor, gradient: Tensor, parts: Callable[[Tensor], Iterable[Tensor]]
@@ -32,13 +35,13 @@ class Rows:
         self.kept = {buffer: torch.zeros_like(weights) for buffer in buffers}
         self._steps = weights.new_zeros(len(lanes), len([*parts(weights[0])]), dtype=torch.float32)
         self._count: list[int] = []
-        self.even: list[bool] = []  # whether all parameters of a lane have taken as many steps
+        self.even: list[bool] = []  # True where all parameters of a lane have taken equally many steps
         for k, lane in enumerate(lanes):
-            of = {p: group for group in lane.state.optimizer.param_groups for p in group["params"]}
+            group_of = {p: group for group in lane.state.optimizer.param_groups for p in group["params"]}
             params = [p for p in lane.state.model.parameters() if p.requires_grad]
             for row, setting in ((self.decay[k], "weight_decay"), (scale[k], "lr_scale")):
                 for p, part in zip(params, parts(row), strict=True):
-                    part.fill_(of[p][setting])
+                    part.fill_(group_of[p][setting])
             counts = {float(lane.state.optimizer.state[p].get("step", 0.0)) for p in params}
             self._count.append(int(max(counts)))
             self.even.append(len(counts) == 1)
@@ -50,7 +53,7 @@ class Rows:
     def _bind(
         self, state: Any, params: Sequence[nn.Parameter], rows: Mapping[str, Iterable[Tensor]], steps: Tensor
     ) -> None:
-        """Have the rows hold the state, and the state show them."""
+        """Copies the state into the rows, and makes the rows the state."""
         for p, step, *parts in zip(params, steps, *rows.values(), strict=True):
             for buffer, part in zip(rows, parts, strict=True):
                 if buffer in state[p]:
@@ -62,7 +65,7 @@ class Rows:
 
     @torch.no_grad()
     def step(self, lrs: Mapping[int, float]) -> None:
-        """A step of these lanes, by number and in order, at their learning rates."""
+        """Steps these lanes, by number and in order, at their learning rates."""
         rows = [*lrs]
         weights, gradient, decay, scale, kept = self.weights, self.gradient, self.decay, self.scale, self.kept
         for k in rows:
@@ -75,7 +78,7 @@ class Rows:
             scale = None if scale is None else scale[rows]
             kept = {name: tensor[rows] for name, tensor in kept.items()}
         settings = [_numbers(self._fixed[k], lr, self._count[k]) for k, lr in lrs.items()]
-        table = weights.new_tensor([[*one.values()] for one in settings])
+        table = weights.new_tensor([[*numbers.values()] for numbers in settings])
         columns = dict(zip(settings[0], table.unsqueeze(2).unbind(1), strict=True))
         self._update(weights, gradient, decay, scale, kept, columns, self._fixed[0])
         if not whole:
@@ -84,14 +87,14 @@ class Rows:
                 self.kept[name][rows] = tensor
 
 
-def _numbers(given: Mapping[str, Any], lr: float, t: int) -> dict[str, float]:
-    """What update `t`, from 1, calculates with."""
-    if "betas" not in given:
-        return {"lr": lr, "momentum": given["momentum"]}
-    beta1, beta2 = given["betas"]
+def _numbers(hyperparameters: Mapping[str, Any], lr: float, t: int) -> dict[str, float]:
+    """Returns the numbers that update `t`, from 1, uses."""
+    if "betas" not in hyperparameters:
+        return {"lr": lr, "momentum": hyperparameters["momentum"]}
+    beta1, beta2 = hyperparameters["betas"]
     numbers = {"lr": lr, "gain1": 1 - beta1, "gain2": 1 - beta2}
-    if "eps" in given:
-        numbers |= {"rate": lr / (1 - beta1**t), "root": math.sqrt(1 - beta2**t), "eps": given["eps"]}
+    if "eps" in hyperparameters:
+        numbers |= {"rate": lr / (1 - beta1**t), "root": math.sqrt(1 - beta2**t), "eps": hyperparameters["eps"]}
     return numbers
 
 
@@ -100,7 +103,7 @@ def _scaled(update: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _shrink(w: Tensor, decay: Tensor, scale: Tensor | None, columns: Columns) -> None:
-    """Decoupled weight decay: w <- (1 - lr decay) w."""
+    """Applies decoupled weight decay: w <- (1 - lr decay) w."""
     w.mul_(1 - _scaled(decay * columns["lr"], scale))
 
 
@@ -142,7 +145,7 @@ def _lion(
     kept["exp_avg"].lerp_(g, columns["gain2"])
 
 
-# name of train.optim -> its update, and what it keeps, as its optimizer names that
+# train.optim.name -> its update, and its buffers by the names in its optimizer's state
 RULES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "sgd": (_sgd, ("momentum_buffer",)),
     "adam": (_adam, ("exp_avg", "exp_avg_sq")),

@@ -1,4 +1,4 @@
-"""Lanes that train together: an epoch at a time, each with its own learning rate, data, verdicts and end."""
+"""Trains lanes together, an epoch at a time, each with its own learning rate, data, verdicts and end."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from trainer.settings import runtime
 from trainer.task import Task, method
 
 Answer = Verdict | BaseException | None
-# Commits the reports of several lanes at once. An exception is of its lane alone. None: the report has to come again
-# for its verdict; with the flag, which says that no lane can train before it has one, some answer is another.
+# Commits the reports of several lanes at once. An exception concerns its lane alone. None: the report must be sent
+# again for its verdict. With the flag no lane can train before it has one, and at least one answer is not None.
 Commit = Callable[[Sequence[tuple[Reporter, Report]], bool], Sequence[Answer]]
 Ended = tuple[Lane, Outcome | BaseException]
-Reader = tuple[Lane, Iterator[list[Any]]]  # whose data the lanes of a stream train on
+Reader = tuple[Lane, Iterator[list[Any]]]  # a lane whose data all lanes of its stream train on
 
 
 class Group:
-    """Up to `size` lanes. Their configurations agree in all but `trainer.config.lanes.LANE_FIELDS`.
+    """Up to `size` lanes, whose configurations agree in all but `trainer.config.lanes.LANE_FIELDS`.
 
-    A lane's reports, weights and checkpoints are those that it has in any other group, to the bit, wherever it was
-    interrupted; and those of `trainer.loop.fit` but for rounding.
+    A lane's reports, weights and checkpoints are the same, to the bit, in any group and despite any interruption; they
+    equal those of `trainer.loop.fit` up to rounding.
     """
 
     def __init__(self, config: TrainConfig, commit: Commit) -> None:
         self.lanes: list[Lane] = []
-        self.size = config.fixed_lanes  # becomes less where memory runs out
+        self.size = config.fixed_lanes  # reduced when memory runs out
         self._commit, self._exit = commit, ExitStack()
         self._device = self._exit.enter_context(runtime(config))
         self._stack: Stack | None = None
-        self._before = self._follow(Snapshot(light=True))  # where each lane is made
-        self._joint = self._before  # where all of them train, which is as the first one left it
+        self._before = self._follow(Snapshot(light=True))  # the process state in which each lane is made
+        self._joint = self._before  # the state in which all lanes train, as the first one left it
+        self.lasting: list[str] = []  # changes that lanes made to the process and that cannot be undone
 
     def __enter__(self) -> Group:
         return self
@@ -58,7 +59,7 @@ class Group:
 
     @property
     def room(self) -> int:
-        """How many more lanes there may be."""
+        """Returns how many more lanes the group can take."""
         return self.size - len(self.lanes)
 
     def _follow(self, snapshot: Snapshot) -> Snapshot:
@@ -67,22 +68,22 @@ class Group:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within the block the process is as it was before the group had lanes; afterwards as its lanes have it. What
-        makes a task for a lane goes here, with the call of `admit`."""
+        """Restores the process state from before the group had lanes, within the block; afterwards its lanes' state.
+
+        Making a lane's task and the call of `admit` belong in this block.
+        """
         self._before.restore()
         try:
             yield
         finally:
-            if self.lanes:
-                self._joint.restore()
-            else:
-                self._before.restore()
+            self.lasting += (self._joint if self.lanes else self._before).restore()
 
     def admit(self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore) -> Lane:
-        """A new lane, from its newest checkpoint on. Raises what `trainer.loop.fit` does, and ConfigError where its
-        model is not like those that are there, or where it has set the process otherwise than they have."""
+        """Adds a lane, which continues from its newest checkpoint. Raises the errors of `trainer.loop.fit`, and
+        ConfigError if its model differs from those of the other lanes, or if it has changed the process's state
+        differently."""
         lane = Lane(task, config, reporter, checkpoints, self._device)
-        check_alike([one.state.model for one in (*self.lanes[:1], lane)])
+        check_alike([member.state.model for member in (*self.lanes[:1], lane)])
         now = Snapshot(light=True)
         if not self.lanes:
             self._joint = self._follow(now)
@@ -96,17 +97,20 @@ class Group:
         return lane
 
     def advance(self) -> list[Ended]:
-        """Train all lanes that can to the end of their epoch, and report; those whose trial is over with how it ended,
-        or what it raised."""
-        training = [lane for lane in self.lanes if lane.pending is None and not lane.done]
+        """Trains all lanes that can to the end of their epoch, and reports.
+
+        Returns the lanes whose trial is over, each with its outcome or the error that it raised.
+        """
+        training = [lane for lane in self.lanes if lane.pending is None and not lane.fit.done]
         training.sort(key=_span)
         ended: list[Ended] = []
         for _, together in groupby(training, key=_span):
             ended += self._train([*together])
-        together = Snapshot(light=True)
-        for lane in _without(training, ended):
-            ended += _attempted(lane, lane.close_epoch)
-            together.restore()  # an evaluation is of its lane alone
+        settings = Snapshot(light=True)
+        with following(settings):
+            for lane in _without(training, ended):
+                ended += _attempted(lane, lane.close_epoch)
+                self.lasting += settings.restore()  # an evaluation concerns its lane alone
         ended += self._report(_without(self.lanes, ended), wait=not training and not ended)
         for lane, _ in ended:
             lane.close()
@@ -115,7 +119,12 @@ class Group:
 
     def _report(self, lanes: Sequence[Lane], wait: bool) -> list[Ended]:
         asking = [(lane, lane.pending) for lane in lanes if lane.pending is not None]
-        ended = [one for lane in lanes if lane.pending is None and lane.done for one in _attempted(lane, lane.finish)]
+        ended = [
+            end
+            for lane in lanes
+            if lane.pending is None and lane.fit.done
+            for end in _attempted(lane, lane.fit.finished)
+        ]
         answers = self._commit([(lane.reporter, report) for lane, report in asking], wait) if asking else ()
         for (lane, _), answer in zip(asking, answers, strict=True):
             if isinstance(answer, BaseException):
@@ -125,15 +134,15 @@ class Group:
         return ended
 
     def _train(self, lanes: list[Lane]) -> list[Ended]:
-        """The rest of the epoch, which is equally long for all of them."""
+        """Trains the rest of the epoch, which is equally long for all of these lanes."""
         for lane in lanes:
-            lane.enter()
+            lane.fit.enter_epoch()
         ended: list[Ended] = []
         streams: dict[Stream, Reader] = {}
         for lane in lanes:
-            streams.setdefault(lane.stream, (lane, lane.windows()))  # read by the one that has been there longest
+            streams.setdefault(lane.stream, (lane, lane.windows()))  # read by its oldest lane
         while lanes and lanes[0].state.position < lanes[0].state.windows:
-            over = [one for lane in lanes for one in _attempted(lane, lane.asked_to_leave)]
+            over = [end for lane in lanes for end in _attempted(lane, lane.asked_to_leave)]
             over += self._window(_without(lanes, over), streams)
             ended, lanes = ended + over, _without(lanes, over)
         for lane in lanes:
@@ -141,17 +150,17 @@ class Group:
         return ended
 
     def _window(self, lanes: list[Lane], streams: Mapping[Stream, Reader]) -> list[Ended]:
-        """One optimizer step of each; those that end by it."""
+        """Takes one optimizer step of each lane. Returns those that end by it."""
         batches: dict[Stream, Any] = {}
         for stream in {lane.stream: None for lane in lanes}:
             batches[stream] = _caught(partial(next, streams[stream][1]))
-        over = [(lane, found) for lane in lanes if isinstance(found := batches[lane.stream], BaseException)]
+        over = [(lane, error) for lane in lanes if isinstance(error := batches[lane.stream], BaseException)]
         new: dict[int, Any] = {}
         for lane in _without(lanes, over):
             if not lane.checked:
                 reader = streams[lane.stream][0]
-                new[id(lane)] = found = _caught(partial(_own, lane, batches[lane.stream], reader, lanes[0].task))
-                over += [(lane, found)] if isinstance(found, BaseException) else []
+                new[id(lane)] = gradient = _caught(partial(_own, lane, batches[lane.stream], reader, lanes[0].task))
+                over += [(lane, gradient)] if isinstance(gradient, BaseException) else []
         return over + self._step(_without(lanes, over), batches, new)
 
     def _step(self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor]) -> list[Ended]:
@@ -162,7 +171,7 @@ class Group:
             lane.stepper.statistics.remember()
         try:
             if self._stack is None or [*map(id, self._stack.lanes)] != [*map(id, lanes)]:
-                self._stack = None  # before the next one takes memory
+                self._stack = None  # frees its memory before the next one is made
                 self._stack = Stack(lanes, self._device)
             sums = self._stack.pass_over(windows)
             self._stack.prepare_rows()
@@ -180,50 +189,52 @@ class Group:
     def _failed(
         self, lanes: list[Lane], batches: Mapping[Stream, list[Any]], new: Mapping[int, Tensor], error: BaseException
     ) -> list[Ended]:
-        """No pass over these: half of the lanes make way where memory has run out, else the new ones."""
+        """Handles a pass that failed: half of the lanes leave if memory has run out, or else the new ones do."""
         self._stack = None
         for lane in lanes:
             lane.stepper.statistics.restore()
         if out_of_memory(error) and len(lanes) > 1:
             self.size = len(lanes) // 2
             stay, leave = lanes[: self.size], lanes[self.size :]
-            over = [one for lane in leave for one in _attempted(lane, lane.leave)]
-            told = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
-            over += _attempted(stay[0], told)
+            over = [end for lane in leave for end in _attempted(lane, partial(lane.fit.leave, "preempted"))]
+            report = partial(stay[0].reporter.event, "out_of_memory", step=stay[0].state.step, lanes=self.size)
+            over += _attempted(stay[0], report)
             return over + self._step(_without(stay, over), batches, new)
-        found = error
+        blamed = error
         if new and isinstance(error, Exception) and not isinstance(error, TrainerError) and not out_of_memory(error):
-            found = _unvectorised(lanes[0].task, error)
-        there = [lane for lane in lanes if id(lane) not in new]
+            blamed = _unvectorised(lanes[0].task, error)
+        older = [lane for lane in lanes if id(lane) not in new]
         over: list[Ended] = []
-        if not out_of_memory(error):  # whose it is shows where each is alone, as the new ones have been
-            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in there]
+        if not out_of_memory(error):  # each is tried separately, as the new ones have been, to see which one raises
+            tried = [(lane, _caught(partial(lane.gradient_alone, batches[lane.stream], lane.task))) for lane in older]
             over = [(lane, raised) for lane, raised in tried if isinstance(raised, BaseException)]
         if over:
             return over + self._step(_without(lanes, over), batches, new)
-        if new and there:  # they had no such trouble before
-            return [(lane, found) for lane in lanes if id(lane) in new] + self._step(there, batches, {})
-        return [(lane, found) for lane in lanes]
+        if new and older:  # the older lanes passed before the new ones came
+            return [(lane, blamed) for lane in lanes if id(lane) in new] + self._step(older, batches, {})
+        return [(lane, blamed) for lane in lanes]
 
 
 def _own(lane: Lane, batches: list[Any], reader: Lane, other: Task) -> Tensor:
-    """The gradient that a new lane has alone. Raises ConfigError where its batches or its task are not what it shares
-    with others."""
+    """Returns a new lane's gradient on its own.
+
+    Raises ConfigError if its batches or its task differ from what it shares with the other lanes.
+    """
     if reader is not lane:
         lane.check_batches(batches)
     return lane.gradient_alone(batches, other)
 
 
 def _unvectorised(task: Task, error: Exception) -> ConfigError:
-    """What to say where torch.vmap has raised: in our words where its own speak of what a task cannot set."""
-    said = " ".join(str(error).split())
-    why = next((ours for theirs, ours in _REASONS.items() if theirs in said), f"{type(error).__name__}: {said[:300]}")
+    """Returns the error to raise if torch.vmap failed, reworded if torch's names settings that a task cannot change."""
+    text = " ".join(str(error).split())
+    why = next((ours for theirs, ours in _REASONS.items() if theirs in text), f"{type(error).__name__}: {text[:300]}")
     file = getattr(getattr(type(task).loss, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    at = f" in line {lines[-1]}" if lines else ""
+    where = f" in line {lines[-1]}" if lines else ""
     refused = ConfigError(
-        f"train.lanes: {method(task, 'loss')} works for a trial on its own and not for several at once{at} ({why}): "
-        "mend that, or set train.lanes=1."
+        f"train.lanes: {method(task, 'loss')} works for a trial on its own and not for several at once{where} ({why}): "
+        "correct that, or set train.lanes=1."
     )
     refused.__cause__ = error
     return refused
@@ -238,7 +249,7 @@ _REASONS = {
 
 
 def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Sequence[Lane]) -> list[Ended]:
-    """From gradients to weights; the lanes that end by it."""
+    """Updates the weights from the gradients. Returns the lanes that end by it."""
     norms = torch.linalg.vector_norm(stack.gradient, dim=1)
     columns = [sums.loss, sums.count.to(sums.loss), norms.to(sums.loss), *sums.terms.values()]
     rows = torch.stack(columns, dim=1).tolist()  # the only wait for the device
@@ -248,30 +259,30 @@ def _update(stack: Stack, windows: Sequence[list[Any]], sums: Sums, without: Seq
     lrs: dict[int, float] = {}
     over: list[Ended] = []
     for k, (lane, (loss, count, norm, *terms)) in enumerate(zip(stack.lanes, rows, strict=True)):
-        if not any(lane is one for one in without):
+        if not any(lane is other for other in without):
             window = Window(loss, count, dict(zip(sums.terms, terms, strict=True)))
-            found = _caught(partial(_rate, lane, window, norm))
-            if isinstance(found, BaseException):
-                over.append((lane, found))
-            elif found is not None:
-                lrs[k] = found
+            lr = _caught(partial(_rate, lane, window, norm))
+            if isinstance(lr, BaseException):
+                over.append((lane, lr))
+            elif lr is not None:
+                lrs[k] = lr
     together = stack.step_rows(lrs)
     for k, lr in lrs.items():
-        over += _attempted(stack.lanes[k], partial(stack.lanes[k].update, lr, alone=k not in together))
-    gone = [lane for lane, _ in over] + [*without]
+        over += _attempted(stack.lanes[k], partial(stack.lanes[k].update, lr, solo=k not in together))
+    ended_lanes = [lane for lane, _ in over] + [*without]
     for lane, batches in zip(stack.lanes, windows, strict=True):
-        if not any(lane is one for one in gone):
+        if not any(lane is other for other in ended_lanes):
             over += _attempted(lane, partial(lane.advance, batches))
     return over
 
 
 def _rate(lane: Lane, window: Window, norm: float) -> float | None:
-    """What it steps by, None where it skips the window."""
-    return lane.lr(lane.state.step) if lane.trains_on(window, norm) else None
+    """Returns the learning rate of the lane's step, None if it skips the window."""
+    return lane.fit.lr(lane.state.step) if lane.trains_on(window, norm) else None
 
 
 def _span(lane: Lane) -> tuple[int, int, int]:
-    """Where its epoch goes on, where it ends, and in which micro-batches."""
+    """Returns the lane's position in its epoch, the epoch's end and the micro-batch size."""
     return lane.state.position, lane.state.windows, lane.state.micro_batch_size
 
 
@@ -281,7 +292,7 @@ def _without(lanes: Iterable[Lane], gone: Iterable[Ended]) -> list[Lane]:
 
 
 def _caught(call: Callable[[], Any]) -> Any:
-    """What it returns, or what it raises."""
+    """Returns the call's result, or the error that it raises."""
     try:
         return call()
     except BaseException as error:
@@ -291,6 +302,6 @@ def _caught(call: Callable[[], Any]) -> Any:
 
 
 def _attempted(lane: Lane, call: Callable[[], Outcome | None]) -> list[Ended]:
-    """The lane with its end, if this is it."""
-    found = _caught(call)
-    return [] if found is None else [(lane, found)]
+    """Returns the lane with its outcome or error if the call ends it, or else nothing."""
+    end = _caught(call)
+    return [] if end is None else [(lane, end)]

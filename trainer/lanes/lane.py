@@ -1,18 +1,19 @@
-"""A lane: a fit whose gradients are computed together with those of others."""
+"""Holds a lane: a fit that computes its gradients together with others."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from trainer.checkpoint.store import CheckpointStore
+from trainer.compat.pytree import tree_flatten
 from trainer.config import TrainConfig
 from trainer.data.loader import to_device
 from trainer.errors import ConfigError
@@ -26,7 +27,7 @@ from trainer.runtime.seeding import derive, seed_all
 from trainer.runtime.window import Window
 from trainer.task import Task, method
 
-Stream = tuple[int, int, int]  # lanes for which it is equal read the same batches
+Stream = tuple[int, int, int]  # lanes with equal streams read the same batches
 
 
 NOT_ITS_OWN = (
@@ -43,15 +44,21 @@ NOT_ITS_DATA = (
 _VALUES = (Tensor, np.ndarray, np.generic, str, bytes, bool, int, float, complex)
 
 
-class Lane(Fit):
-    """`pending` is what it has reported and has no verdict on: until it has, it does not train."""
+class Lane:
+    """A trial's `fit`, which trains together with others.
+
+    `pending` is a report that has no verdict yet: until it has one, the lane does not train.
+    """
 
     def __init__(
         self, task: Task, config: TrainConfig, reporter: Reporter, checkpoints: CheckpointStore, device: torch.device
     ) -> None:
-        super().__init__(task, config, reporter, checkpoints, device, Solo())
-        self.pending: Report | None = self._resume()
-        self.checked = False  # whether its gradient among others has been found to be its own
+        read_here = config.model_copy(update={"num_workers": "none"})  # rather than in a process for each lane
+        self.fit = Fit(task, read_here, reporter, checkpoints, device, Solo())
+        self.task, self.config, self.reporter = task, self.fit.config, reporter
+        self.state, self.stepper = self.fit.state, self.fit.stepper
+        self.pending: Report | None = self.fit.resume()
+        self.checked = False  # True once its gradient among others was checked to be its own
         c, g = self.config.clip, self.config.gradients
         self._plain = not (
             g.centralize or g.normalize != "none" or g.noise is not None or c.per_parameter or c.adaptive
@@ -62,75 +69,62 @@ class Lane(Fit):
         return self.config.seed, self.config.num_epochs, self.state.epoch
 
     def windows(self) -> Iterator[list[Any]]:
-        """Those that are left of its epoch."""
-        return self.loader.epoch(self.state.epoch, self.state.position)
+        """Yields the windows that are left of its epoch."""
+        return self.fit.loader.epoch(self.state.epoch, self.state.position)
 
     def check_batches(self, batches: list[Any]) -> None:
-        """Raise ConfigError where it would read others in this window than these, of another lane of its stream."""
-        (own, form), (others, its) = map(tree_flatten, (next(self.windows()), batches))
-        if form != its or not all(map(_same, own, others)):
+        """Raises ConfigError if this lane reads other batches in this window than another lane of its stream."""
+        (leaves, form), (others, other_form) = map(tree_flatten, (next(self.windows()), batches))
+        if form != other_form or not all(map(_same, leaves, others)):
             raise ConfigError(NOT_ITS_DATA)
 
-    def enter(self) -> None:
-        """Before the first window that it trains on in an epoch."""
-        self.state.model.train()
-        self.state.report = None
-        self.pace.enter(self.state.position)
-
     def seed(self, micro_step: int) -> int:
-        """Of what is drawn for its next micro-batch."""
+        """Returns the seed of the draws for its next micro-batch."""
         return derive(self.config.seed, "step", self.state.step, micro_step)
 
     def gradient_alone(self, batches: list[Any], other: Task) -> Tensor:
-        """The gradient of the summed loss over a window as the trial on its own has it, [parameters]. Raises
-        ConfigError where the loss draws what lanes cannot, and where the task of the `other` lane, which is called in
-        place of this one's, does not compute the same to the bit under this configuration."""
-        own = self._gradient_by(self.task, batches)
-        if other is not self.task:
-            config, other.config = other.config, self.task.config
-            try:
-                if not own.equal(theirs := self._gradient_by(other, batches)) and bool(theirs.isfinite().all()):
-                    raise ConfigError(NOT_ITS_OWN)
-            finally:
-                other.config = config
-        return own
+        """Returns the gradient of the summed loss over a window, [parameters], computed as for a single trial.
 
-    def _gradient_by(self, task: Task, batches: list[Any]) -> Tensor:
-        self.stepper.task, before = task, self.stepper.task
-        try:
-            return self._gradient(task, batches)
-        finally:
-            self.stepper.task = before
+        Raises ConfigError if the loss draws random numbers in a way that lanes cannot, or if the task of the `other`
+        lane, which is called instead of this lane's, does not compute the same to the bit under this configuration.
+        """
+        gradient = self._gradient(self.task, batches)
+        if other is not self.task:
+            borrowed = copy(other)  # with the state that it keeps
+            borrowed.config = self.task.config
+            theirs = self._gradient(borrowed, batches)
+            if not gradient.equal(theirs) and bool(theirs.isfinite().all()):
+                raise ConfigError(NOT_ITS_OWN)
+        return gradient
 
     def _gradient(self, task: Task, batches: list[Any]) -> Tensor:
-        s, total = self.state, torch.zeros(())
+        s, total, device = self.state, torch.zeros(()), self.fit.device
         params = [p for p in s.model.parameters() if p.requires_grad]
-        task.progress, task.step = s.step / self.total, s.step
+        task.progress, task.step = s.step / self.fit.total, s.step
         with buffers_held(s.model):
             for i, batch in enumerate(batches):
                 seed_all(self.seed(i))
                 before = _elsewhere()
-                with Lanewise([self.seed(i)], self.device):
-                    loss = self.stepper.task_loss(to_device(batch, self.device))
+                with Lanewise([self.seed(i)], device):
+                    loss = self.stepper.task_loss(task, to_device(batch, device))
                 if _elsewhere() != before:
                     raise ConfigError(
                         f"train.lanes: {method(self.task, 'loss')} draws from the generator of numpy or of python, of "
                         "which lanes have one for all: draw in augment, or set train.lanes=1."
                     )
-                found = torch.autograd.grad(loss.sum, params, allow_unused=True, materialize_grads=True)
-                total = total.to(self.device) + torch.cat([g.reshape(-1) for g in found])
+                gradients = torch.autograd.grad(loss.sum, params, allow_unused=True, materialize_grads=True)
+                total = total.to(device) + torch.cat([g.reshape(-1) for g in gradients])
         return total
 
     def factor(self, count: float, norm: float) -> float:
-        """What the gradient of the sum is multiplied by: division and clipping by norm, where no other rule stands
-        between them."""
+        """Returns the factor of the summed gradient: division and clipping by norm, if no other rule comes between."""
         limit = self.config.clip.norm
         if not self._plain or not count:
             return 1.0
         return (1.0 if limit is None else min(limit / (norm / count + 1e-6), 1.0)) / count
 
     def trains_on(self, window: Window, norm: float) -> bool:
-        """Whether the gradient that its parameters have, of which `norm` is that of the sum, is to be stepped by."""
+        """Returns True if the step with the current gradient is taken; `norm` is that of the summed gradient."""
         norm = self._ruled(window, norm)
         self.state.meter.add(self.state.step, window, norm)
         if trained := self.stepper.drain():
@@ -138,10 +132,10 @@ class Lane(Fit):
         self.stepper.statistics.restore()
         return False
 
-    def update(self, lr: float, *, alone: bool) -> None:
-        """Step at this rate, unless its row was stepped with the others, and let the averages follow."""
+    def update(self, lr: float, *, solo: bool) -> None:
+        """Steps at this rate, unless its row was stepped with the others, and updates the averages."""
         s = self.state
-        if alone:
+        if solo:
             for group in s.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             s.optimizer.step()
@@ -150,18 +144,15 @@ class Lane(Fit):
         s.average.update(s.step + 1)
 
     def advance(self, batches: list[Any]) -> Outcome | None:
-        """A window is done; an Outcome if the trial ends by it."""
+        """Counts a finished window; returns an Outcome if the trial ends by it."""
         s = self.state
         s.step, s.position = s.step + 1, s.position + 1
         if s.meter.gave_up:
-            return self._give_up(batches)
-        every = self.config.checkpoint.every_steps
-        if every and s.step % every == 0 and s.position < s.windows:
-            return self._tell(self._ready({}, save=True))
-        return None
+            return self.fit.give_up(batches)
+        return self.fit.save_within_epoch()
 
     def _ruled(self, window: Window, norm: float) -> float:
-        """The norm of the mean gradient, which has been made what the optimizer is to see."""
+        """Applies the rules for the optimizer's gradient; returns the norm of the mean gradient."""
         if not self._plain:
             return float(self.stepper.rules.apply(window, self.state.step, wait=True))
         if (limit := self.config.clip.value) is not None:
@@ -169,45 +160,38 @@ class Lane(Fit):
         return norm / float(window.count) if window.count else math.nan
 
     def read(self) -> None:
-        """The windows of the epoch are over."""
+        """Ends the epoch's windows."""
         self.stepper.drain()
-        self.pace.stop()
+        self.fit.pace.stop()
 
     def close_epoch(self) -> None:
-        self.pending = self._close_epoch()
+        self.pending = self.fit.close_epoch()
 
     def answered(self, verdict: Verdict) -> Outcome | None:
-        """Obey; an Outcome if the trial ends here."""
+        """Obeys the verdict on `pending`; returns an Outcome if the trial ends here."""
         report, self.pending = self.pending, None
         assert report is not None
-        return self._answered(report, verdict) or (self.finish() if self.done else None)
-
-    def finish(self) -> Outcome:
-        return self._finished()
+        return self.fit.answered(report, verdict) or (self.fit.finished() if self.fit.done else None)
 
     def asked_to_leave(self) -> Outcome | None:
-        """Its Outcome where it is to leave now."""
-        return self.leave() if self.reporter.preempted else None
-
-    def leave(self) -> Outcome:
-        """Give the trial up, so that another attempt goes on from here."""
-        return self._leave("preempted")
+        """Returns the lane's Outcome if it must leave now."""
+        return self.fit.leave("preempted") if self.reporter.preempted else None
 
     def close(self) -> None:
-        self.loader.close()
-        self.saver.close()
+        self.fit.loader.close()
+        self.fit.saver.close()
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two leaves of batches hold the same; what is neither tensor nor number nor text is taken to."""
-    if type(one) is not type(other) or getattr(one, "shape", ()) != getattr(other, "shape", ()):
+def _same(left: Any, right: Any) -> bool:
+    """Returns True if two leaves of batches are equal; leaves other than tensors, numbers and text count as equal."""
+    if type(left) is not type(right) or getattr(left, "shape", ()) != getattr(right, "shape", ()):
         return False
-    if not isinstance(one, _VALUES):
+    if not isinstance(left, _VALUES):
         return True
-    return bool(torch.as_tensor((one == other) | ((one != one) & (other != other))).all())  # NaN is NaN
+    return bool(torch.as_tensor((left == right) | ((left != left) & (right != right))).all())  # NaN equals NaN
 
 
 def _elsewhere() -> tuple[Any, ...]:
-    """Where the global generators of python and numpy stand."""
+    """Returns the states of the global generators of python and numpy."""
     state: Any = np.random.get_state()
     return random.getstate(), state[1].tobytes(), *state[2:]

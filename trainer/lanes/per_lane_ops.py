@@ -1,15 +1,15 @@
 """Computes dropout and batch norm lane by lane, so that a lane's numbers do not depend on the others.
 
-Dropout: under `torch.vmap` a random number of "different" randomness depends on how many lanes there are and on the
-place among them. Here a lane's mask comes from a generator of its own, seeded as `trainer.runtime.seeding` says and
-drawn from in the order of the layers, with the kernel that torch's dropout uses on a CPU: so it is that of the trial on
-its own, to the bit.
+Dropout: under `torch.vmap` a random number of "different" randomness depends on the number of lanes and the position
+among them. Here a lane's mask comes from its own generator, seeded as `trainer.runtime.seeding` says and drawn from in
+the order of the layers, with the kernel that torch's dropout uses on a CPU: so it equals the mask of the trial on its
+own, to the bit.
 
-Few elements: what is less than a processor's vector for each lane would fill vectors of several lanes, and of the last
-ones be computed by other code.
+Few elements: if each lane has fewer than a processor's vector, a vector spans several lanes, and the last elements are
+computed by other code.
 
-Batch norm of vectors: torch's kernel adds up in an order that depends on the number of channels, and those of all lanes
-are channels to it. Here the mean and the variance are means over the batch.
+Batch norm of vectors: torch's kernel sums in an order that depends on the number of channels, and takes the channels of
+all lanes together. Here the mean and the variance are means over the batch.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,50 +21,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from trainer.compat.modules import DropoutNd
 from trainer.errors import ConfigError
 
 SPARE = 32  # elements: twice the widest vector
-# What a processor computes of whole vectors in another way than of what is left of the last one, to the last bit. Exact
-# operations and exp, log, tanh and square roots are the same in both.
+# Functions whose last bit differs between whole vectors of a processor and the rest of the last one. Exact operations
+# and exp, log, tanh and square roots are the same in both.
 _IN_TWO_WAYS = {
     *("sigmoid", "logsigmoid", "log_sigmoid", "softplus", "gelu", "silu", "elu", "selu", "celu", "mish", "hardswish"),
     *("glu", "special_expit", "sigmoid_", "pow_", "__ipow__"),
     *("erf", "erfc", "erfinv", "expm1", "exp2", "log1p", "log2", "log10", "logit", "pow", "__pow__", "__rpow__"),
     *("sin", "cos", "tan", "atan", "sinh", "cosh", "asinh", "lgamma", "digamma", "xlogy", "atan2"),
 }
-# What has the lanes after the samples in memory.
+# Functions whose output has the lanes after the samples in memory.
 _OF_SAMPLES = ("conv", "avg_pool", "max_pool", "adaptive_")
-_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # and the dimensions of one sample; 0: always several
+_OF_CHANNELS = {F.dropout1d: 2, F.dropout2d: 0, F.dropout3d: 4}  # with the dimensions of one sample; 0: always several
 
 
 Draw = Callable[[Tensor, Sequence[float]], None]
 
 
 class PerLane(float):
-    """The p of a dropout layer, of each lane; as a number, the first one's."""
+    """The p of a dropout layer for each lane; as a number, the first lane's."""
 
     values: tuple[float, ...]
 
     def __new__(cls, values: Sequence[float]) -> PerLane:
-        one = super().__new__(cls, values[0])
-        one.values = tuple(values)
-        return one
+        p = super().__new__(cls, values[0])
+        p.values = tuple(values)
+        return p
 
 
 class Lanewise(TorchFunctionMode):
-    """Within it, dropout draws from `seeds`, one for each lane; rows beyond them are not dropped. What else draws is
-    for vmap to refuse. Lanes of equal seeds and equal `rates`, their dropout rates in the model's order, have the same
-    masks, which are drawn once."""
+    """Makes dropout draw from `seeds` within the block, one for each lane; rows beyond them are not dropped.
+
+    vmap refuses all other draws. Lanes with equal seeds and equal `rates`, their dropout rates in the model's order,
+    have the same masks, which are drawn once.
+    """
 
     def __init__(self, seeds: Sequence[int], device: torch.device, rates: Sequence[tuple[float, ...]] = ()) -> None:
         super().__init__()
         self._seeds, self._device = seeds, device
         keys = [*zip(seeds, rates or [()] * len(seeds), strict=True)]
         firsts: dict[Any, int] = {}
-        self._first = [firsts.setdefault(key, i) for i, key in enumerate(keys)]  # of those that have the same masks
+        self._first = [firsts.setdefault(key, i) for i, key in enumerate(keys)]  # the first lane with the same masks
         self._generators: dict[int, torch.Generator] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,10 +78,10 @@ class Lanewise(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _IN_TWO_WAYS and _are_few(args):
             return _filled_up(func, args, kwargs)
-        found = func(*args, **kwargs)
-        if name.startswith(_OF_SAMPLES) and isinstance(found, Tensor) and found[0].numel() < SPARE:
-            return _Leading.apply(_checked(found) if name.startswith("conv") else found)
-        return found
+        output = func(*args, **kwargs)
+        if name.startswith(_OF_SAMPLES) and isinstance(output, Tensor) and output[0].numel() < SPARE:
+            return _Leading.apply(_checked(output) if name.startswith("conv") else output)
+        return output
 
     def _dropout(
         self, sample: int | None, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -92,7 +94,7 @@ class Lanewise(TorchFunctionMode):
         return x * _Mask.apply(x.detach(), self._draw, rates, tuple(shape)) if any(rates) else x
 
     def _draw(self, masks: Tensor, rates: Sequence[float]) -> None:
-        """Fill masks [rows, ...] with the next of each lane: 0 where dropped, else 1 / (1 - p)."""
+        """Fills masks [rows, ...] with each lane's next mask: 0 where dropped, else 1 / (1 - p)."""
         masks[len(self._first) :] = 1.0
         for lane in dict.fromkeys(self._first):
             mask, p = masks[lane], rates[lane]
@@ -107,7 +109,7 @@ class Lanewise(TorchFunctionMode):
 
 
 def _checked(x: Tensor) -> Tensor:
-    """What a convolution gives, if the order in which it adds up does not depend on the number of lanes."""
+    """Returns a convolution's output; raises ConfigError if its order of summation depends on the number of lanes."""
     if x.shape[2:].numel() == 1:
         raise ConfigError(
             f"train.lanes: a convolution of maps of one point with {x[0].numel()} outputs, fewer than {SPARE}, rounds "
@@ -117,19 +119,19 @@ def _checked(x: Tensor) -> Tensor:
 
 
 def _are_few(args: Sequence[Any]) -> bool:
-    """Whether the tensors among them have less than the elements that spare rows take up."""
-    sizes = [one.numel() for one in args if isinstance(one, Tensor)]
+    """Returns True if the tensors among them have fewer elements than the spare rows take up."""
+    sizes = [arg.numel() for arg in args if isinstance(arg, Tensor)]
     return bool(sizes) and max(sizes) < SPARE
 
 
 def _filled_up(func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """The function of few elements, as that of SPARE of which the others are dropped."""
-    places = [i for i, one in enumerate(args) if isinstance(one, Tensor)]
-    tensors = torch.broadcast_tensors(*[args[i] for i in places])
-    given, shape = [*args], tensors[0].shape
-    for i, tensor in zip(places, tensors, strict=True):
-        given[i] = torch.cat([tensor.reshape(-1), tensor.new_ones(SPARE - tensor.numel())])
-    return func(*given, **kwargs)[: shape.numel()].view(shape)
+    """Returns the function of few elements, computed on SPARE elements of which the others are dropped."""
+    indices = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    tensors = torch.broadcast_tensors(*[args[i] for i in indices])
+    filled, shape = [*args], tensors[0].shape
+    for i, tensor in zip(indices, tensors, strict=True):
+        filled[i] = torch.cat([tensor.reshape(-1), tensor.new_ones(SPARE - tensor.numel())])
+    return func(*filled, **kwargs)[: shape.numel()].view(shape)
 
 
 def _batch_norm(
@@ -142,7 +144,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """`torch.nn.functional.batch_norm` of x [batch, channels]."""
+    """Returns `torch.nn.functional.batch_norm` of x [batch, channels]."""
     if training:
         n, mean = x.shape[0], x.mean(0)
         if n == 1:
@@ -160,7 +162,7 @@ def _batch_norm(
 
 
 class _Leading(torch.autograd.Function):
-    """The same, with the lanes as the first dimension in memory, at whose end the spare rows are."""
+    """Returns its input with the lanes as the first dimension in memory, so that the spare rows come last."""
 
     generate_vmap_rule = False
 
@@ -182,8 +184,10 @@ class _Leading(torch.autograd.Function):
 
 
 class _Mask(torch.autograd.Function):
-    """A mask of `shape` for each lane, or for the only one. One of x's own shape lies in memory as x does: torch draws
-    in that order."""
+    """A mask of `shape` for each lane, or for the only one.
+
+    A mask of x's own shape has the memory layout of x: torch draws in that order.
+    """
 
     generate_vmap_rule = False
 
@@ -211,6 +215,6 @@ class _Mask(torch.autograd.Function):
         return mask, 0
 
 
-def layers(model: nn.Module) -> list[_DropoutNd]:
-    """The dropout layers of a model, in its order."""
-    return [module for module in model.modules() if isinstance(module, _DropoutNd)]
+def layers(model: nn.Module) -> list[DropoutNd]:
+    """Returns the dropout layers of a model, in its order."""
+    return [module for module in model.modules() if isinstance(module, DropoutNd)]

@@ -1,4 +1,4 @@
-"""Measures what a step of a trial takes, on its own and as one of several lanes."""
+"""Measures the time of a step of a trial, on its own and as one of several lanes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trainer.report import Report, Reporter, Silent
 from trainer.runtime.device import pick_device
 from trainer.task import Task
 
-WARM, FEWEST = 3, 5  # steps before the first that counts, and those that do, at least
-GLANCE, LONGEST = 0.2, 2.5  # of the seconds: after which it is seen whether more are worth while, and for an epoch
+WARM, FEWEST = 3, 5  # steps before the first that is timed, and the least number of timed ones
+GLANCE, LONGEST = 0.2, 2.5  # shares of the seconds: after GLANCE it may stop, after LONGEST it does within an epoch
 
 
-def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: float = 0.0) -> tuple[float, int]:
-    """The seconds of a step of `fit`, and how many steps a trial has. `config.lanes` is 1; for the rest see `fused`.
+def solo(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: float = 0.0) -> tuple[float, int]:
+    """Returns the seconds of a step of `fit`, and how many steps a trial has. `config.lanes` is 1; see also `fused`.
 
     A trial that seems to take less than `worth` seconds is measured for GLANCE of the time.
     """
@@ -40,11 +40,11 @@ def alone(make: Callable[[], Task], config: TrainConfig, seconds: float, worth: 
 
 
 def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> float:
-    """The seconds of a step of one of `config.lanes` lanes: those of all of them, over their number.
+    """Returns the seconds of a step of one of `config.lanes` lanes: the seconds of all of them over their number.
 
-    What lanes do at the end of an epoch each does by itself, so whole epochs are measured, unless one takes longer than
-    LONGEST times `seconds`. NaN where training ends too early to tell, or there is no memory for so many. Raises
-    ConfigError where lanes cannot train the task, and what the task raises.
+    Each lane does the work at the end of an epoch separately, so whole epochs are measured, unless one takes longer
+    than LONGEST times `seconds`. Returns NaN if training ends too early to tell, or if there is not enough memory.
+    Raises ConfigError if lanes cannot train the task, and any error of the task.
     """
     clock = _Clock(seconds, config)
     reporters: list[Reporter] = [clock, *(Silent() for _ in range(config.fixed_lanes - 1))]
@@ -60,14 +60,16 @@ def fused(make: Callable[[], Task], config: TrainConfig, seconds: float) -> floa
 
 
 class _Enough(Stopped):
-    """Ends a training that has been measured."""
+    """Raised to end a training that has been measured."""
 
 
 class _Clock(Silent):
-    """The trainer asks it before every step whether to leave. On a CPU it counts processor time, which other work on
-    the machine does not prolong."""
+    """Times the steps: the trainer asks it before every step whether to leave.
 
-    least = 0.0  # seconds of a step, from which on it is measured for longer than a glance
+    On a CPU it counts processor time, which other work on the machine does not prolong.
+    """
+
+    least = 0.0  # seconds of a step; from here on it is measured for longer than a glance
     windows = 1  # steps of an epoch
 
     def __init__(self, seconds: float, config: TrainConfig) -> None:
@@ -88,7 +90,7 @@ class _Clock(Silent):
 
     @property
     def _whole(self) -> int:
-        """The steps of whole epochs among those that count."""
+        """Returns the number of timed steps that make up whole epochs."""
         return (len(self._times) - 1 - WARM) // self.windows * self.windows
 
     @property
@@ -103,4 +105,4 @@ def _store(directory: str, number: int) -> CheckpointStore:
 
 
 def _commit(reports: Sequence[tuple[Reporter, Report]], wait: bool) -> list[Any]:
-    return [reporter.report(**vars(report)) for reporter, report in reports]
+    return [reporter.report(report) for reporter, report in reports]

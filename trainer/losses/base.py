@@ -1,4 +1,4 @@
-"""The base of the losses: full precision under autocast, masks, and checks of shapes."""
+"""Holds the base of the losses: full precision under autocast, masks, and checks of shapes."""
 
 from __future__ import annotations
 

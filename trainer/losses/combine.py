@@ -1,4 +1,4 @@
-"""Weighted sums of losses, and a penalty on gradients."""
+"""Holds weighted sums of losses, and a penalty on gradients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainer.task import Loss
 def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Loss:
     """Returns sum_k w_k mean_k over the losses that have a weight, with the count n of the first of them.
 
-    Where all counts are the same, accumulation over micro-batches is exact. A loss of another count n_k enters as its
+    If all counts are the same, accumulation over micro-batches is exact. A loss of another count n_k enters as its
     sum times n / n_k, the mean of its own micro-batch. The terms are `loss_<name>` of each loss, before its weight, and
-    the terms of the losses. Raises TrainerError for a weight without a loss, and where there are no weights.
+    the terms of the losses. Raises TrainerError for a weight without a loss, and if there are no weights.
     """
     if unknown := weights.keys() - losses.keys():
         raise TrainerError(f"weight of {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it.")
@@ -40,12 +40,14 @@ def over(count: float | Tensor, loss: Loss) -> Tensor:
 
 
 def gradient_penalty(outputs: Tensor, inputs: Tensor | Sequence[Tensor], *, norm: float = 1.0) -> Loss:
-    """(|d output_i / d input_i| - norm)^2 of each sample (Gulrajani et al. 2017, arXiv 1704.00028, eq. 3); with norm 0
-    the R1 penalty without its gamma/2 (Mescheder et al. 2018, arXiv 1801.04406, eq. 9).
+    """Returns the loss (|d output_i / d input_i| - norm)^2 of each sample.
+
+    This is Gulrajani et al. 2017, arXiv 1704.00028, eq. 3; with norm 0 it is the R1 penalty without its gamma/2
+    (Mescheder et al. 2018, arXiv 1801.04406, eq. 9).
 
     outputs: [batch, ...], or their sum, computed from `inputs` [batch, ...], which require a gradient; the norm is over
-    all inputs together. The loss is a sum over samples as long as no layer mixes them (batch norm does).
-    Raises TrainerError where inputs differ in their number of samples.
+    all inputs together. The loss is a sum over samples as long as no layer mixes them (batch norm does). Raises
+    TrainerError if inputs differ in their number of samples.
     """
     tensors = [inputs] if isinstance(inputs, Tensor) else list(inputs)
     if len(counts := sorted({len(x) if x.ndim else 0 for x in tensors})) != 1 or not all(x.ndim for x in tensors):

@@ -1,4 +1,4 @@
-"""The causal contrastive loss: InfoNCE in which nothing that comes later serves as a negative."""
+"""Holds the causal contrastive loss: InfoNCE without later items as negatives."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def causal_contrastive(
     temperature: float = 0.07,
     gather: bool = False,
 ) -> Loss:
-    """-log exp(s_ii / t) / sum_j exp(s_ij / t), s the cosine of anchor i and positive j (van den Oord et al. 2018,
-    arXiv 1807.03748, eq. 4; the temperature and the cosine of Chen et al. 2020, arXiv 2002.05709, eq. 1).
+    """Returns the loss -log exp(s_ii / t) / sum_j exp(s_ij / t), s the cosine of anchor i and positive j.
+
+    It is van den Oord et al. 2018, arXiv 1807.03748, eq. 4, with the temperature and the cosine of Chen et al. 2020,
+    arXiv 2002.05709, eq. 1.
 
     anchors, positives: [n, features]; valid: [n]; times: [n], of the positives: j is a negative of i only where
     times[j] <= times[i], so that no anchor is compared with its future; groups: [n], whole numbers: items of one group
     are not negatives of each other. For a sequence model, n runs over (sequence, position), so that a batch of one
     sequence has negatives too.
 
-    With `gather` negatives also come from the other ranks of torch.distributed, where there are any: each rank calls
-    this for its anchors, at the same point. Gradients go back to the rank that a positive came from, so that the sums
+    With `gather` negatives also come from the other ranks of torch.distributed, if there are any: each rank calls this
+    for its anchors, at the same point. Gradients go back to the rank that a positive came from, so that the sums
     of all ranks together are the loss of all their items in one process.
 
     The count is the number of valid anchors with at least one negative; without any, as in a batch of one item, sum and
@@ -62,7 +64,7 @@ def causal_contrastive(
 
 
 class _Ranks:
-    """The items of all ranks in rank order, where this rank's n begin at `first`; without `gather` these n alone."""
+    """The items of all ranks in rank order, with this rank's n from `first`; without `gather` only these n."""
 
     def __init__(self, n: int, device: torch.device, gather: bool) -> None:
         self.gather = gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -80,15 +82,15 @@ class _Ranks:
 
 
 class _Gathered(torch.autograd.Function):
-    """Sums tensors that are 0 but for each rank's rows over the ranks, and their gradients on the way back."""
+    """Sums over the ranks tensors that are 0 outside each rank's rows, and their gradients in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, first: int, total: int) -> Tensor:
         ctx.rows = slice(first, first + len(x))
-        result = x.new_zeros((total, *x.shape[1:]), dtype=torch.uint8 if x.dtype == torch.bool else x.dtype)
-        result[ctx.rows] = x
-        dist.all_reduce(result)
-        return result.to(x.dtype)
+        gathered = x.new_zeros((total, *x.shape[1:]), dtype=torch.uint8 if x.dtype == torch.bool else x.dtype)
+        gathered[ctx.rows] = x
+        dist.all_reduce(gathered)
+        return gathered.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

@@ -1,4 +1,4 @@
-"""Losses of one sample at a time: all are sums over samples, so that accumulation over micro-batches is exact."""
+"""Holds losses of single samples: sums over samples, so that accumulation over micro-batches is exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.task import Loss
 
 @full_precision
 def mse(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Loss:
-    """(p - y)^2; all [...], the count is the number of elements, or of those where `mask` is true."""
+    """Returns the loss (p - y)^2; all [...], the count is the number of elements, or of those where `mask` is true."""
     same_shape(predictions=predictions, targets=targets)
     p, y = zeroed(mask, predictions, targets)
     return total((p - y).square(), mask)
@@ -24,7 +24,7 @@ def mse(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Los
 
 @full_precision
 def huber(predictions: Tensor, targets: Tensor, mask: Tensor | None = None, *, delta: float = 1.0) -> Loss:
-    """e^2/2 up to |e| = delta, delta (|e| - delta/2) beyond (Huber 1964); shapes as for mse."""
+    """Returns the loss e^2/2 up to |e| = delta, delta (|e| - delta/2) beyond (Huber 1964); shapes as for mse."""
     same_shape(predictions=predictions, targets=targets)
     p, y = zeroed(mask, predictions, targets)
     return total(F.huber_loss(p, y, reduction="none", delta=delta), mask)
@@ -34,7 +34,7 @@ def huber(predictions: Tensor, targets: Tensor, mask: Tensor | None = None, *, d
 def quantile(
     predictions: Tensor, targets: Tensor, mask: Tensor | None = None, *, quantiles: Sequence[float] = (0.1, 0.5, 0.9)
 ) -> Loss:
-    """The pinball loss max(q e, (q - 1) e), e = y - p, mean over the quantiles (Koenker & Bassett 1978).
+    """Returns the pinball loss max(q e, (q - 1) e), e = y - p, mean over the quantiles (Koenker & Bassett 1978).
 
     predictions: [..., quantiles]; targets, mask: [...]; the count is the number of targets. Raises TrainerError for a
     level outside (0, 1) or another number of predictions.
@@ -62,11 +62,13 @@ def cross_entropy(
     weight: Tensor | None = None,
     ignore_index: int = -100,
 ) -> Loss:
-    """-sum_k q_k log softmax(logits / temperature)_k, as torch's; smoothing by Szegedy et al. 2016, arXiv 1512.00567.
+    """Returns -sum_k q_k log softmax(logits / temperature)_k, as torch does.
+
+    Smoothing is by Szegedy et al. 2016, arXiv 1512.00567.
 
     logits: [..., classes]; targets: [...] of class numbers, `ignore_index` for a missing one, or [..., classes] of
-    probabilities; weight: [classes]; label_smoothing: a number, or a tensor [] where lanes differ in it. The count is
-    the number of targets, each counted by its class weight where there is one, as in torch's mean.
+    probabilities; weight: [classes]; label_smoothing: a number, or a tensor [] under torch.vmap. The count is the
+    number of targets, each counted by its class weight if there is one, as in torch's mean.
     """
     flat = logits.flatten(0, -2) / temperature
     if targets.is_floating_point():
@@ -101,9 +103,10 @@ def focal(
     temperature: float = 1.0,
     ignore_index: int = -100,
 ) -> Loss:
-    """-alpha_y (1 - p_y)^gamma log p_y (Lin et al. 2017, arXiv 1708.02002, eq. 5); gamma 0 is cross-entropy.
+    """Returns the loss -alpha_y (1 - p_y)^gamma log p_y (Lin et al. 2017, arXiv 1708.02002, eq. 5).
 
     logits: [..., classes]; targets: [...]; alpha: [classes]. The count is the number of targets, whatever alpha is.
+    With gamma 0 it is cross-entropy.
     """
     same_shape(logits=logits[..., 0], targets=targets)
     y, valid = targets.flatten(), targets.flatten() != ignore_index
@@ -117,7 +120,7 @@ def focal(
 
 @full_precision
 def ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *, blank: int = 0) -> Loss:
-    """-log p(target | logits) over all alignments (Graves et al. 2006); the count is the number of sequences.
+    """Returns -log p(target | logits) over all alignments (Graves et al. 2006); the count is the number of sequences.
 
     logits: [batch, time, classes]; targets: [batch, length]; both lengths: [batch]. A sequence too short for its
     target has no alignment: it is left out of sum and count, and counted in the term `impossible`.
@@ -126,7 +129,7 @@ def ctc(logits: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: 
     if log_p.numel():
         lengths = (input_lengths, target_lengths)
         loss = F.ctc_loss(log_p, targets, *lengths, blank=blank, reduction="none", zero_infinity=True)
-    else:  # which torch refuses: -log 1 for each sequence
+    else:  # torch refuses an empty tensor: -log 1 for each sequence
         loss = log_p.sum(dim=(0, 2))
     within = torch.arange(1, max(targets.shape[1], 1), device=targets.device) < target_lengths[:, None]
     repeats = ((targets[:, 1:] == targets[:, :-1]) & within).sum(dim=1)  # each needs a blank between

@@ -1,4 +1,4 @@
-"""Losses of a cross-section, such as the stocks of a day: correlation, correlation of ranks, Sharpe ratio.
+"""Holds losses of a cross-section, such as the stocks of a day: correlation, correlation of ranks, Sharpe ratio.
 
 Shapes: predictions, targets, valid are [..., items], one cross-section per row; in a Loss the rows are [days]. Invalid
 items are replaced before any arithmetic. A row of fewer than `min_items` valid items, or of constant targets, has no
@@ -22,7 +22,10 @@ MIN_SHARPE_DAYS = 8
 def rank_ic(
     predictions: Tensor, targets: Tensor, valid: Tensor | None = None, *, tau: float = 0.2, min_items: int = 2
 ) -> Loss:
-    """1 - RankIC of each day, with the soft ranks of `soft_ranks`; `tau` is the temperature of the comparison."""
+    """Returns the loss 1 - RankIC of each day, with the soft ranks of `soft_ranks`.
+
+    `tau` is the temperature of the comparison.
+    """
     p, y, valid = _cleaned(predictions, targets, valid)
     scored = (valid.sum(dim=-1) >= min_items) & _varies(y, valid)
     return _sum_over(scored, 1 - soft_rank_ic(p, y, valid, tau))
@@ -30,7 +33,10 @@ def rank_ic(
 
 @full_precision
 def cs_ic(predictions: Tensor, targets: Tensor, valid: Tensor | None = None, *, min_items: int = 2) -> Loss:
-    """1 - Pearson correlation of each day's cross-section; targets on any scale, predictions well above 0.001."""
+    """Returns the loss 1 - Pearson correlation of each day's cross-section.
+
+    Targets may have any scale; predictions must be well above 0.001.
+    """
     p, y, valid = _cleaned(predictions, targets, valid)
     mean, variance, n = moments(y, valid)
     scored = (n >= min_items) & _varies(y, valid)
@@ -47,7 +53,10 @@ def sharpe(
     *,
     min_items: int = 2,
 ) -> Loss:
-    """-Sharpe ratio of the block, given to each of its days; blocks: [blocks, days], by default one of all days."""
+    """Returns the loss -Sharpe ratio of the block, for each of its days.
+
+    blocks: [blocks, days], by default one of all days.
+    """
     p, r, valid = _cleaned(predictions, returns, valid)
     scored = valid.sum(dim=-1) >= min_items
     blocks = torch.ones(1, len(scored), device=scored.device) if blocks is None else blocks
@@ -55,8 +64,10 @@ def sharpe(
 
 
 def _cleaned(predictions: Tensor, targets: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (predictions, targets, valid), zeroed where not valid. A target that is not finite is not valid; a
-    prediction that is not finite stays, and shows in the loss."""
+    """Returns (predictions, targets, valid), zeroed where not valid.
+
+    A target that is not finite is not valid; a prediction that is not finite stays, and shows in the loss.
+    """
     same_shape(predictions=predictions, targets=targets)
     valid = targets.isfinite() if valid is None else valid & targets.isfinite()
     p, y = zeroed(valid, predictions, targets)
@@ -64,7 +75,7 @@ def _cleaned(predictions: Tensor, targets: Tensor, valid: Tensor | None) -> tupl
 
 
 def _varies(y: Tensor, valid: Tensor) -> Tensor:
-    """Returns true for rows whose targets differ by more than rounding, on any scale."""
+    """Returns True for rows whose targets differ by more than rounding, on any scale."""
     mean, variance, _ = moments(y, valid)
     return variance > 1e-12 * (variance + mean.square())
 
@@ -91,8 +102,10 @@ def correlation(p: Tensor, y: Tensor, valid: Tensor) -> Tensor:
 
 
 def soft_ranks(p: Tensor, valid: Tensor, tau: float) -> Tensor:
-    """R_i = 1/2 + sum_j sigmoid((s_i - s_j) / tau) over valid j, s standardised: average ranks 1..n as tau -> 0
-    (Qin, Liu & Li 2010, "A general approximation framework", eq. 11)."""
+    """Returns R_i = 1/2 + sum_j sigmoid((s_i - s_j) / tau) over valid j, s standardised.
+
+    These are the average ranks 1..n as tau -> 0 (Qin, Liu & Li 2010, "A general approximation framework", eq. 11).
+    """
     mean, variance, _ = moments(p, valid)
     s = (p - mean[..., None]) / (variance + EPS).sqrt()[..., None]
     ahead = torch.sigmoid((s[..., :, None] - s[..., None, :]) / tau)
@@ -109,7 +122,7 @@ def average_ranks(y: Tensor, valid: Tensor) -> Tensor:
 
 
 def soft_rank_ic(p: Tensor, y: Tensor, valid: Tensor, tau: float) -> Tensor:
-    """Returns the correlation of p's soft ranks with y's average ranks, as shares of n so that eps is small."""
+    """Returns the correlation of p's soft ranks with y's average ranks, both divided by n so that eps stays small."""
     n = valid.sum(dim=-1, keepdim=True).clamp(min=1)
     soft = torch.where(valid, soft_ranks(p, valid, tau) / n, 0.0)
     hard = torch.where(valid, average_ranks(y, valid) / n, 0.0)
@@ -117,13 +130,13 @@ def soft_rank_ic(p: Tensor, y: Tensor, valid: Tensor, tau: float) -> Tensor:
 
 
 def sharpe_ratios(p: Tensor, r: Tensor, valid: Tensor, blocks: Tensor) -> Tensor:
-    """mean / sqrt(var + eps) of the daily return of dollar-neutral weights of gross 1, given to each day of its block.
+    """Returns mean / sqrt(var + eps) of the daily return of dollar-neutral weights of gross 1, for each block's days.
 
-    p, r, valid: [days, ..., items]; blocks: [blocks, days], 0 for excluded days; a block of fewer than
-    MIN_SHARPE_DAYS gives its days 0, without gradient. Returns over h > 1 days of successive days share up to h - 1 of
-    their days: a portfolio that stays the same varies less within a block than one that trades, so the term rewards
-    persistence, more so the longer h is beside the block. Scale the returns to a deviation of about 1: the ratio has
-    no scale (Sharpe 1966), but eps has.
+    p, r, valid: [days, ..., items]; blocks: [blocks, days], 0 for excluded days; a block of fewer than MIN_SHARPE_DAYS
+    gives its days 0, without gradient. Returns over h > 1 days of successive days share up to h - 1 of their days: a
+    portfolio that stays the same varies less within a block than one that trades, so the term rewards persistence, and
+    more so the longer h is relative to the block. Scale the returns to a deviation of about 1: the ratio has no scale
+    (Sharpe 1966), but eps has.
     """
     mean, _, _ = moments(p, valid)
     centred = torch.where(valid, p - mean[..., None], 0.0)

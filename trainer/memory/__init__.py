@@ -1,1 +1,1 @@
-"""What a step needs of the device's memory, and what bounds it."""
+"""Estimates and bounds the device memory of a step."""

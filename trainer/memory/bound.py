@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
-    """The bytes that a step may take: those configured, else this process's share of the GPU's; None for no bound."""
+    """Returns the bytes that a step may take: the setting, else this process's share of the GPU; None for no bound."""
     if config.memory_limit is None and device.type == "cuda":
         share = torch.cuda.get_per_process_memory_fraction(device)
         return int(share * torch.cuda.get_device_properties(device).total_memory)
@@ -27,7 +27,7 @@ def memory_limit(config: TrainConfig, device: torch.device) -> int | None:
 
 
 def check_bound(config: TrainConfig, device: torch.device) -> None:
-    """Raise ConfigError where the micro-batch is to be what fits, and nothing bounds it."""
+    """Raises ConfigError if the micro-batch is auto and nothing bounds the memory."""
     if config.micro_batch_size == "auto" and config.memory_limit is None and device.type == "cpu":
         raise ConfigError("train.micro_batch_size=auto needs a bound on a CPU: set train.memory_limit, to 8GiB say.")
 
@@ -42,11 +42,11 @@ def memory_plan(
     on_event: Callable[..., None],
     halved: Callable[[int], int],
 ) -> Plan | None:
-    """What micro-batches of `size` need of a memory that is bounded, and what would fit; None where nothing bounds it.
+    """Returns the memory that micro-batches of `size` need, and what would fit; None if nothing bounds the memory.
 
-    On a GPU whose bound nobody has set, what does not fit is halved as it would be once memory runs out, and what
-    cannot be estimated is an event, whatever the reason: if the task is at fault, its first step says so better.
-    Several ranks estimate where they are asked to. Their bound is the least of all.
+    On a GPU without a bound in the configuration, a micro-batch that does not fit is halved as it would be once memory
+    runs out, and a failed estimate is only an event, whatever the reason: if the task is at fault, its first step
+    reports that better. Several ranks estimate only if configured to. Their bound is the minimum over the ranks.
     """
     auto = config.micro_batch_size == "auto"
     if ranks.ranks > 1 and config.memory_limit is None and not auto:
@@ -55,16 +55,16 @@ def memory_plan(
     limit = memory_limit(config, device)
     if limit is None:
         return None
-    from trainer.memory.estimate import plan  # torch's fake tensors, which nobody else needs
+    from trainer.memory.estimate import plan  # imports torch's fake tensors, which nothing else needs
 
     limit, may_shrink = min(ranks.everyone(limit)), auto or config.memory_limit is None
     try:
-        found = plan(task, config, limit, size, batch_of, may_shrink=may_shrink, halved=halved)
+        chosen = plan(task, config, limit, size, batch_of, may_shrink=may_shrink, halved=halved)
     except Exception as error:
         if auto or config.memory_limit is not None:
             raise
         reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         on_event("memory_estimate", step=0, reason=redacted(reason))
         return None
-    on_event("memory_estimate", step=0, limit=limit, micro_batch_size=found.fits, **asdict(found.asked))
-    return found
+    on_event("memory_estimate", step=0, limit=limit, micro_batch_size=chosen.fits, **asdict(chosen.requested))
+    return chosen

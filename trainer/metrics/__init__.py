@@ -1,1 +1,1 @@
-"""Numbers of a run: sums over an epoch, the best value so far, rates, and the progress line."""
+"""Holds the numbers of a run: sums over an epoch, the best value so far, rates, and the progress line."""

@@ -1,8 +1,8 @@
-"""Computes model FLOPs utilisation: the share of a device's arithmetic that the model uses (Chowdhery et al. 2022,
-arXiv 2204.02311, appendix B).
+"""Computes model FLOPs utilisation: the share of a device's arithmetic that the model uses.
 
-A step's operations are counted, not run, on fake tensors: products, convolutions and attention, forward and backward.
-Operations that activation checkpointing repeats do not count.
+Chowdhery et al. 2022, arXiv 2204.02311, appendix B. A step's operations are counted on fake tensors rather than run:
+products, convolutions and attention, forward and backward. Operations that activation checkpointing repeats do not
+count.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.compat.fake import DataDependentOutputException, FakeTensorMode
+from trainer.compat.pytree import tree_map
 from trainer.config import TrainConfig
 from trainer.data import Loader
 from trainer.errors import ConfigError
@@ -35,9 +35,10 @@ PEAKS: dict[str, dict[str, float]] = {
 def full_rate(
     task: Task, config: TrainConfig, tflops: float | Literal["auto"], device: torch.device, loader: Loader
 ) -> float:
-    """Returns the samples per second of devices that spent all of their `tflops` on the model's arithmetic.
+    """Returns the samples per second that devices would reach if they spent all of their `tflops` on the model's
+    arithmetic.
 
-    Raises ConfigError where the model's operations or the device's peak are unknown.
+    Raises ConfigError if the model's operations or the device's peak are unknown.
     """
     size = min(loader.sampler.micro_batch_size, loader.sampler.size)
     try:

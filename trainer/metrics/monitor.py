@@ -12,7 +12,7 @@ from trainer.runtime.compare import improved
 
 
 def read(metrics: Mapping[str, float], name: str, path: str) -> float:
-    """Returns the metric `name`, which the configuration asks for at `path`. Raises ConfigError if it is missing."""
+    """Returns the metric `name`, which the configuration names at `path`. Raises ConfigError if it is missing."""
     if name not in metrics:
         known = ", ".join(sorted(metrics))
         raise ConfigError(f"train.{path} is {name!r}, which this task does not report: give one of {known}.")
@@ -33,7 +33,7 @@ class EarlyStopping:
         return self.bad_epochs >= self.config.patience or self.diverged != ""
 
     def update(self, value: float) -> None:
-        """Takes in the metric of one epoch."""
+        """Records the metric of one epoch."""
         c = self.config
         if c.divergence is not None and (math.isnan(value) or improved(c.divergence, value, c.mode)):
             self.diverged = f"{c.monitor} came to {value:.4g}, beyond train.early_stopping.divergence={c.divergence:g}."

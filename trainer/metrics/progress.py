@@ -1,4 +1,4 @@
-"""Shows a training run's progress in one line, from numbers that the host has anyway: nothing waits for the device.
+"""Shows a training run's progress in one line, from numbers that the host already has, without waiting for the device.
 
 Step 5000/100000 | loss 2.347 | ppl 10.45 | lr 2.8e-4 | 1.24M tok/s | mem 72/80 GB | grad norm 0.67 | clipped 0.3% |
 data 1.2% | ETA 22h15m
@@ -79,8 +79,8 @@ class Running(Protocol):
 class Display:
     """Shows the line of a run every `every` seconds, and once more after its last step.
 
-    It writes to standard error: on a terminal in place, every second, else a line a minute. `show` receives the text
-    instead. A fit calls the display before its first step, where the counting starts, and after each step.
+    It writes to standard error: on a terminal in place, every second, else a line a minute. `show` is called with the
+    text instead. A fit calls the display before its first step, when the counting starts, and after each step.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None, every: float | None = None) -> None:
@@ -155,7 +155,7 @@ def _rewrite(text: str) -> None:
 
 
 def _memory(device: torch.device) -> tuple[int, int] | None:
-    """Bytes that torch holds of the GPU's, or that this process holds of the machine's; None where nobody says."""
+    """Returns the memory (used, in all) in bytes: torch's on the GPU, or this process's; None if unknown."""
     if device.type == "cuda":
         import torch
 

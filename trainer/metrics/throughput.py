@@ -18,7 +18,7 @@ from trainer.task import Task
 
 
 class Pace:
-    """Times an epoch from the window at which it was entered. Raises ConfigError for a peak that is unknown."""
+    """Times an epoch from the window at which it was entered. Raises ConfigError for an unknown peak."""
 
     def __init__(
         self, task: Task, config: TrainConfig, device: torch.device, loader: Loader, saver: Saver, meter: Meter
@@ -27,7 +27,7 @@ class Pace:
         self.device = device
         self.full: float | None = None  # samples per second that would use the devices fully
         if config.peak_tflops is not None:
-            from trainer.metrics.flops import full_rate  # torch's fake tensors, which few need
+            from trainer.metrics.flops import full_rate  # imports torch's fake tensors, which few runs need
 
             self.full = full_rate(task, config, config.peak_tflops, device, loader)
         self.stopped: float | None = None
@@ -39,7 +39,7 @@ class Pace:
         self.counted, self.trained = self.meter.sums.get("count", 0.0), 0.0
 
     def stop(self) -> None:
-        """Stops the clock of training, where other work follows before `rates` is called."""
+        """Stops the clock of training, if other work follows before `rates` is called."""
         self.stopped = time.perf_counter()
 
     def rates(self) -> dict[str, float]:
@@ -54,11 +54,11 @@ class Pace:
         return rates
 
     def times(self, everyone: Callable[[Any], list[Any]], metrics: Mapping[str, float]) -> dict[str, float]:
-        """Returns the time of the whole epoch with its evaluation, the share spent waiting for data, and the seconds
-        that saves have stopped training since the last call.
+        """Returns the time of the whole epoch with its evaluation, the share of it spent waiting for data, and the
+        seconds for which saves have stopped training since the last call.
 
         With several ranks, `everyone` gathers each rank's measures below `system/rank/<rank>/`; this rank's `metrics`
-        have the shares of time that it waited.
+        have its own shares of waiting time.
         """
         seconds = time.perf_counter() - self.start
         stood, self.saver.seconds = self.saver.seconds, 0.0

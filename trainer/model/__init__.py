@@ -1,1 +1,1 @@
-"""What is done to a model as a whole: initial weights, precision, averages, checkpointed activations, export."""
+"""Operates on whole models: initial weights, precision, averages, checkpointed activations, export."""

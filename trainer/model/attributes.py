@@ -1,4 +1,4 @@
-"""Finds the plain attributes of modules and optimizers that training changes, which no checkpoint holds."""
+"""Finds plain attributes of modules and optimizers that training changes and no checkpoint holds."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.compat.tensors import identity
 from trainer.runtime.tensors import left_out
 
 _OF_TORCH = {*vars(nn.Module()), "state", "param_groups", "defaults", "found_inf", "grad_scale"}
-_OPAQUE = "opaque"  # an object of another kind, or a tensor that is computed anew from the weights
-_LONGEST, _DEEPEST = 10_000, 4  # containers beyond are not looked into
+_OPAQUE = "opaque"  # another kind of object, or a tensor that is recomputed from the weights
+_LONGEST, _DEEPEST = 10_000, 4  # larger or deeper containers are not searched
 
 
 class Attributes:
@@ -30,7 +31,7 @@ class Attributes:
         self._begun = self._values()
 
     def tell(self, on_event: Callable[..., None], step: int) -> None:
-        """Makes one event of all that differ by now, before the first checkpoint of a trial."""
+        """Reports all changed attributes, in one event before a trial's first checkpoint."""
         if self.told:
             return
         self.told = True
@@ -44,7 +45,7 @@ class Attributes:
             on_event("unsaved_attributes", step=step, names=names, reason=reason)
 
     def changed(self) -> list[str]:
-        """Returns the names of all that differ by now, and of new buffers, which no checkpoint holds either."""
+        """Returns the names of all changed attributes, and of new buffers, which no checkpoint holds either."""
         pairs = {name: (self._begun.get(name), value) for name, value in self._values().items()}
         names = [name for name, (before, now) in pairs.items() if before != now and _OPAQUE not in (before, now)]
         buffers = (path for _, _, path, buffer in left_out(self._model) if buffer is not None)
@@ -52,7 +53,7 @@ class Attributes:
 
     def _values(self) -> dict[str, Hashable]:
         dense = (t for t in (*self._model.parameters(), *self._model.buffers()) if t.layout is torch.strided)
-        weights = {t.untyped_storage()._cdata for t in dense}
+        weights = {identity(t.untyped_storage()) for t in dense}
         return {
             f"{prefix}{name}": _value(attribute, weights)
             for prefix, owner in self._owners()
@@ -61,7 +62,7 @@ class Attributes:
         }
 
     def _owners(self) -> Iterator[tuple[str, Any]]:
-        """Yields (prefix of names, object); a module that has get_extra_state says itself what it saves."""
+        """Yields (prefix of names, object); a module with get_extra_state saves its own attributes."""
         for path, module in self._model.named_modules():
             if type(module).get_extra_state is nn.Module.get_extra_state:
                 yield f"{path}." if path else "", module
@@ -70,7 +71,7 @@ class Attributes:
 
 
 def _value(value: Any, weights: set[int], depth: int = 0) -> Hashable:
-    """Returns what equals itself for as long as the value does."""
+    """Returns a digest that stays equal as long as the value does."""
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic)):
         return type(value).__name__, repr(value)
     if isinstance(value, Tensor):
@@ -87,7 +88,7 @@ def _value(value: Any, weights: set[int], depth: int = 0) -> Hashable:
 
 
 def _drawn(value: Any) -> Hashable:
-    """Returns where a generator of random numbers stands."""
+    """Returns the state of a generator of random numbers."""
     if isinstance(value, torch.Generator):
         return _digest(value.get_state().numpy().tobytes())
     if isinstance(value, random.Random):
@@ -99,10 +100,10 @@ def _drawn(value: Any) -> Hashable:
 
 def _tensor(value: Tensor, weights: set[int]) -> Hashable:
     try:
-        if not value.is_leaf or value.untyped_storage()._cdata in weights:
+        if not value.is_leaf or identity(value.untyped_storage()) in weights:
             return _OPAQUE
         raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # sparse, fake, of a transformation
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):  # sparse, fake, or transformed
         return _OPAQUE
     return tuple(value.shape), str(value.dtype), _digest(raw)
 

@@ -1,11 +1,11 @@
-"""Averages of the weights that training passes through.
+"""Averages the weights over training.
 
     ema   a <- d a + (1 - d) w, with d = min(decay, (1 + n)/(10 + n)) after n updates, so that the first weights are
           soon forgotten (Polyak & Juditsky 1992; the warm-up is TensorFlow's ExponentialMovingAverage)
     swa   the mean of the weights after `start` (Izmailov et al. 2018, arXiv 1803.05407)
 
-Batch norm's statistics are averaged in the same way, in place of another pass over the data. What is frozen is not
-averaged, nor held a second time.
+Batch norm's statistics are averaged in the same way, instead of by another pass over the data. Frozen tensors are
+neither averaged nor copied.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -19,36 +19,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.compat import foreach
 from trainer.config import AverageConfig
 from trainer.errors import ConfigError
-from trainer.runtime.saved import Saved
+from trainer.runtime.model_state import Saved
 
 
 class Average:
-    """The average that `config` asks for of `model`'s weights; `total` steps make the whole training."""
+    """The average of `model`'s weights under `config`; the whole training has `total` steps."""
 
     def __init__(self, config: AverageConfig, model: nn.Module, total: int) -> None:
         self.config = config
         self.start = round(config.start * total) if config.name == "swa" else 0
         self._model, self._begun = model, False
-        self._updates: int | Tensor = 0  # a tensor where the device alone knows
+        self._updates: int | Tensor = 0  # a tensor if only the device knows
         self._averaged: nn.Module | None = None
         if config.name == "none":
             return
         self._averaged = _copy(model, config)
         self._saved = Saved(self._averaged)
         now = list(zip(_moving(self._averaged), _moving(model), strict=True))
-        # An infinity, as a mask has, less itself is NaN; whole numbers have no mean.
+        # An infinity, as in a mask, minus itself is NaN; integers have no mean.
         self._blended = [(a, w) for a, w in now if _has_mean(w) and bool(w.isfinite().all())]
-        self._copied = [(a, w) for a, w in now if not any(w is one for _, one in self._blended)]
+        self._copied = [(a, w) for a, w in now if not any(w is other for _, other in self._blended)]
 
-    def update(self, step: int, taken: Tensor | None = None) -> None:
-        """Take in the weights after `step` optimizer steps. `taken` tells on the device if the last one was taken; if
-        not, the weights are those that are in already. The device is not waited for."""
+    def update(self, step: int, bad: Tensor | None = None) -> None:
+        """Adds the weights after `step` optimizer steps to the average.
+
+        `bad` is on the device: 1.0 if the last step was not taken, so that the weights are in the average already; else
+        0.0. It does not wait for the device.
+        """
         if self._averaged is None or step <= self.start or step % self.config.every_steps:
             return
         self._begun = True
-        self._update_on_device(taken) if taken is not None else self._update()
+        self._update() if bad is None else self._update_on_device(bad == 0)
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -56,7 +60,7 @@ class Average:
         share = 1 / (n + 1) if self.config.name == "swa" else max(9 / (10 + n), 1 - self.config.decay)
         if self._blended:
             averages, weights = zip(*self._blended, strict=True)
-            torch._foreach_lerp_(averages, weights, share if n else 1.0)
+            foreach.lerp_(averages, weights, share if n else 1.0)
         for average, weight in self._copied:
             average.copy_(weight)
         self._updates = n + 1
@@ -74,16 +78,16 @@ class Average:
 
     @property
     def model(self) -> nn.Module:
-        """What is to be evaluated: the average, once there is one."""
+        """Returns the model to evaluate: the average, once there is one."""
         if self._averaged is None or not self._begun:
             return self._model
         for average, module in zip(self._averaged.modules(), self._model.modules(), strict=True):
-            if type(module).set_extra_state is not nn.Module.set_extra_state:  # which has no mean
+            if type(module).set_extra_state is not nn.Module.set_extra_state:  # extra state has no mean
                 average.set_extra_state(deepcopy(module.get_extra_state()))
         return self._averaged
 
     def state(self) -> dict[str, Any] | None:
-        """As `TrainState.state_dict` has it; before the first update there is nothing to keep."""
+        """Returns the state for `TrainState.state_dict`; without weights before the first update."""
         if self._averaged is None:
             return None
         return {
@@ -92,7 +96,7 @@ class Average:
         }
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Become what `state` gave; without one, an average starts where training goes on."""
+        """Loads the result of `state`; without one, an average starts at the current weights."""
         if self._averaged is not None and state is not None:
             self._updates, self._begun = state["updates"], bool(state["model"])
             if self._begun:
@@ -104,9 +108,9 @@ def _has_mean(tensor: Tensor) -> bool:
 
 
 def _copy(model: nn.Module, config: AverageConfig) -> nn.Module:
-    """A second model, which shares what is frozen. Raises ConfigError where the model cannot be copied."""
-    # What is in deepcopy's memo is not copied. A tensor that a module computes from its parameters and keeps, as
-    # weight_norm does, is made again in each pass; torch copies none that has a history.
+    """Returns a second model, which shares frozen parameters. Raises ConfigError if the model cannot be copied."""
+    # Objects in deepcopy's memo are not copied. A tensor that a module computes from its parameters and keeps, as
+    # weight_norm does, is made again in each pass; torch does not copy one that has a history.
     memo: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
     for module in model.modules():
         computed = (value for value in vars(module).values() if isinstance(value, Tensor) and not value.is_leaf)
@@ -121,6 +125,6 @@ def _copy(model: nn.Module, config: AverageConfig) -> nn.Module:
 
 
 def _moving(model: nn.Module) -> Iterator[Tensor]:
-    """What training changes, or a forward pass."""
+    """Yields the tensors that training or a forward pass changes."""
     yield from (p for p in model.parameters() if p.requires_grad)
     yield from model.buffers()

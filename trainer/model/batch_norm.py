@@ -1,4 +1,4 @@
-"""Keeps batch norm from measuring its statistics with one sample, which have no spread and which torch refuses."""
+"""Keeps batch norm from measuring statistics of one sample, which has no spread and which torch refuses."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from trainer.compat.modules import BatchNorm, buffers_in
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader, to_device
 from trainer.errors import ConfigError
@@ -20,32 +20,32 @@ _TORCHS = "Expected more than 1 value per channel"
 
 
 def least_pass(model: nn.Module) -> int:
-    """The fewest samples that a pass of `model` is cut down to: two where it measures a batch, else one."""
-    return 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
+    """Returns the fewest samples in a pass of `model`: two if it has batch norm, else one."""
+    return 2 if any(isinstance(module, BatchNorm) for module in model.modules()) else 1
 
 
 @contextmanager
 def buffers_held(model: nn.Module) -> Iterator[None]:
-    """Passes inside leave the buffers as they found them, also those that they put anew."""
-    modules = [module for module in model.modules() if module._buffers]
+    """Restores the buffers after passes within the block, including those that the passes replace."""
+    modules = [module for module in model.modules() if buffers_in(module)]
     kept = [
         (module, name, buffer, buffer.clone())
         for module in modules
-        for name, buffer in module._buffers.items()
+        for name, buffer in buffers_in(module).items()
         if buffer is not None and not is_lazy(buffer)
     ]
     try:
         yield
     finally:
         for module, name, buffer, value in kept:
-            module._buffers[name] = buffer.copy_(value)
+            buffers_in(module)[name] = buffer.copy_(value)
 
 
 def check_passes(task: Task, model: nn.Module, loader: Loader, config: TrainConfig, device: torch.device) -> None:
-    """Raise ConfigError where some pass of the run would have one sample and the model cannot be trained on one.
+    """Raises ConfigError if some pass of the run would have one sample and the model cannot be trained on one.
 
-    Batch norm of images measures a sample's positions; that of vectors fails. So a pass of one sample is tried where
-    there would be one, and where the model is whole.
+    Batch norm of images measures a sample's positions; that of vectors fails. So a pass of one sample is tried if there
+    would be one, and if the model is whole.
     """
     sampler = loader.sampler
     if sampler.least == 1 or config.parallel.parts or config.parallel.pipeline > 1:

@@ -1,8 +1,7 @@
-"""Activation checkpointing: forward passes of blocks that are computed again when their gradients are needed (Chen et
-al. 2016, arXiv 1604.06174), by torch.utils.checkpoint.
+"""Checkpoints activations: forward passes of blocks are computed again when their gradients are needed.
 
-The second pass draws the random numbers of the first and leaves batch norm's statistics alone, so the numbers of a run
-are the same with and without, to the bit.
+It uses torch.utils.checkpoint (Chen et al. 2016, arXiv 1604.06174). The second pass draws the random numbers of the
+first and does not update batch norm's statistics, so the numbers of a run are the same with and without, to the bit.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -18,35 +17,34 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from trainer.compat.attention import KERNELS
 from trainer.config import ActivationConfig
 from trainer.errors import ConfigError
+from trainer.model.attention import kernels
 from trainer.model.running_statistics import RunningStatistics
 
 _aten = torch.ops.aten
-# What `selective` keeps: dear to compute, for the size of its result.
+# Operations whose results `selective` keeps, since they are expensive relative to the result's size.
 KEPT = [
     _aten.mm.default,
     _aten.bmm.default,
     _aten.addmm.default,
     _aten.baddbmm.default,
     _aten.convolution.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
+    *KERNELS,
 ]
 
 
 def checkpointed(model: nn.Module, config: ActivationConfig, *, draws: bool = True) -> nn.Module:
-    """`model` with the forward passes of what `config` names made so; names and parameters stay as they are.
+    """Returns `model` with checkpointed forward passes of the modules that `config` names; names and parameters stay.
 
-    Without `draws`, random numbers of the second pass are others. Raises ConfigError where there is nothing to choose.
+    Without `draws`, the second pass draws other random numbers. Raises ConfigError if there is nothing to choose.
     """
     if config.checkpoint == "none":
         return model
     for module in _chosen(model, config.modules):
         contexts = partial(_contexts, RunningStatistics(module), config.checkpoint == "selective")
-        module.forward = partial(  # of this one module: whoever copies it copies this along
+        module.forward = partial(  # on this module alone, and copied with it
             checkpoint, module.forward, use_reentrant=False, preserve_rng_state=draws, context_fn=contexts
         )
     return model
@@ -55,8 +53,10 @@ def checkpointed(model: nn.Module, config: ActivationConfig, *, draws: bool = Tr
 def _contexts(
     statistics: RunningStatistics, selective: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """What surrounds the first pass, and what the second."""
-    first, second = create_selective_checkpoint_contexts(KEPT) if selective else (nullcontext(), nullcontext())
+    """Returns the contexts of the first pass and of the second."""
+    first, second = (
+        create_selective_checkpoint_contexts([*KEPT, *kernels()]) if selective else (nullcontext(), nullcontext())
+    )
     return first, _both(statistics.held(), second)
 
 
@@ -67,10 +67,10 @@ def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]
 
 
 def _chosen(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
-    """The outermost modules that a pattern matches; without patterns, the blocks."""
+    """Returns the outermost modules that a pattern matches; without patterns, the blocks."""
     if not patterns:
-        if found := list(blocks(model)):
-            return found
+        if modules := list(blocks(model)):
+            return modules
         raise ConfigError(
             "train.activations.checkpoint takes the elements of a ModuleList or Sequential, and finds none in the "
             "model: name modules by train.activations.modules."
@@ -88,7 +88,7 @@ def _chosen(model: nn.Module, patterns: tuple[str, ...]) -> list[nn.Module]:
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost lists and sequences of modules: the layers of a transformer or a perceptron."""
+    """Yields the elements of the outermost lists and sequences of modules: layers of a transformer or perceptron."""
     for child in module.children():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):
             yield from blocks(child)

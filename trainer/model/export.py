@@ -1,7 +1,7 @@
-"""A trained model as a file for others: safetensors, torch.export or ONNX, each checked by what it gives back.
+"""Exports a trained model to a file: safetensors, torch.export or ONNX, each checked by its outputs.
 
 The inputs are those of the task's own loss on samples of its training set. The first dimension of each may have any
-size, where the model allows it.
+size, if the model allows it.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from trainer.compat.pytree import tree_leaves, tree_map
 from trainer.config import TrainConfig
 from trainer.data.loader import Fetch
 from trainer.data.view import order
@@ -30,12 +30,12 @@ from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task, built
 
 SAMPLES = 8
-TOLERANCE = 1e-3  # of the largest output: beyond it an export is not the model
+TOLERANCE = 1e-3  # of the largest output: an export that differs more is refused
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the task's loss calls its model with, on `samples` samples."""
+    """The arguments with which the task's loss calls its model, on `samples` samples."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -46,19 +46,22 @@ class Inputs:
         return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
 
     def named(self, model: nn.Module) -> dict[str, Any]:
-        """By the names that the model's forward has for them."""
+        """Returns the arguments by the parameter names of the model's forward."""
         return dict(inspect.signature(model.forward).bind(*self.args, **self.kwargs).arguments)
 
     def dynamic(self, model: nn.Module) -> dict[str, Any]:
-        """For torch.export: the first dimension of each tensor is free unless the model fixes it."""
+        """Returns torch.export's dynamic shapes: each tensor's first dimension is free unless the model fixes it."""
         free = torch.export.Dim.AUTO
         return tree_map(lambda x: {0: free} if isinstance(x, Tensor) and x.ndim else None, self.named(model))
 
 
 @dataclass(frozen=True)
 class Exported:
-    """`difference` is the largest between the model's outputs and the file's, `free` whether any batch size will do;
-    None where the file holds weights alone."""
+    """An exported file.
+
+    `difference` is the largest difference between the model's outputs and the file's. `free` is True if the batch size
+    is free; None if the file holds only weights.
+    """
 
     path: Path
     format: str
@@ -69,11 +72,11 @@ class Exported:
 
 
 class _Called(Exception):
-    """The model was called."""
+    """Raised when the model is called."""
 
 
 def inputs(task: Task, config: TrainConfig, model: nn.Module) -> Inputs:
-    """What the task's loss gives `model`, on the first samples of its training set."""
+    """Returns the arguments that the task's loss gives `model`, on the first samples of its training set."""
     seed_all(derive(config.seed, "data"))
     data = task.train_set()
     indices = list(order(data, config.seed, 0, config.batch_size)[: min(SAMPLES, config.batch_size)])
@@ -98,19 +101,19 @@ def inputs(task: Task, config: TrainConfig, model: nn.Module) -> Inputs:
 def export(
     task: Task, config: TrainConfig, model: nn.Module, format: str, path: Path, about: dict[str, str]
 ) -> Exported:
-    """Write `model`, in eval mode on the CPU, to `path`, and compare what the file gives with what it gives.
+    """Writes `model`, in eval mode on the CPU, to `path`, and compares the file's outputs with the model's.
 
-    `about` is kept in a safetensors file's header. Raises ConfigError for an unknown format, TrainerError where the
-    file's outputs are not the model's, which leaves no file; and what torch raises where it cannot trace the model.
+    `about` is kept in a safetensors file's header. Raises ConfigError for an unknown format, TrainerError if the
+    outputs differ, which leaves no file, and torch's error if it cannot trace the model.
     """
     if format not in FORMATS:
         raise ConfigError(f"--format {format!r} is not known: choose one of {', '.join(FORMATS)}.")
-    given = inputs(task, config, model)
+    example = inputs(task, config, model)
     with torch.no_grad(), replacing(path) as temporary:
-        expected = _outputs(model(*given.args, **given.kwargs))
-        got, free = FORMATS[format](task, model, given, temporary, about)
+        expected = _outputs(model(*example.args, **example.kwargs))
+        got, free = FORMATS[format](task, model, example, temporary, about)
         difference = max((_difference(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)
-        largest = max((float(one.abs().max()) for one in expected if one.numel()), default=0.0)
+        largest = max((float(x.abs().max()) for x in expected if x.numel()), default=0.0)
         if not difference <= TOLERANCE * max(largest, 1e-6):
             raise TrainerError(
                 f"the {format} file's outputs differ from the model's by {difference:.3g}, and the largest is "
@@ -118,23 +121,29 @@ def export(
             )
         sync(temporary)
         size = temporary.stat().st_size
-    return Exported(path, format, size, given.samples, difference, free)
+    return Exported(path, format, size, example.samples, difference, free)
 
 
-Written = tuple[list[Tensor], bool | None]  # what the file gives, and whether any batch size will do
+Written = tuple[list[Tensor], bool | None]  # the file's outputs, and True if any batch size will do
 
 
 def _safetensors(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[str, str]) -> Written:
     from safetensors.torch import load_model, save_model
 
+    if name := next((name for name, value in model.state_dict().items() if not isinstance(value, Tensor)), None):
+        raise ConfigError(
+            f"{name!r} of {type(model).__name__}, of its get_extra_state, fits into no safetensors file: export it by "
+            "--format torch or onnx."
+        )
     save_model(model, str(path), metadata=about)
-    again = built(task).eval()
-    load_model(again, path)
-    return _outputs(again(*given.args, **given.kwargs)), None
+    rebuilt = built(task).eval()
+    rebuilt(*given.args, **given.kwargs)  # gives lazy layers their sizes
+    load_model(rebuilt, path)
+    return _outputs(rebuilt(*given.args, **given.kwargs)), None
 
 
 def _traced(model: nn.Module, given: Inputs) -> tuple[torch.export.ExportedProgram, bool]:
-    """The program, and whether the first dimension of one of its inputs is free."""
+    """Returns (the program, True if the first dimension of one of its inputs is free)."""
     program = torch.export.export(model, given.args, given.kwargs, dynamic_shapes=given.dynamic(model))
     return program, bool(program.range_constraints)
 
@@ -144,8 +153,8 @@ def _torch(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[
     with open(path, "wb") as file:
         torch.export.save(program, file)
     with open(path, "rb") as file:
-        again = torch.export.load(file).module()
-    return _outputs(again(*given.args, **given.kwargs)), free
+        reloaded = torch.export.load(file).module()
+    return _outputs(reloaded(*given.args, **given.kwargs)), free
 
 
 def _onnx(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[str, str]) -> Written:
@@ -161,13 +170,13 @@ def _onnx(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[s
         assert converted is not None
         converted.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    feeds = {one.name: x.numpy() for one, x in zip(session.get_inputs(), given.tensors, strict=True)}
+    feeds = {node.name: x.numpy() for node, x in zip(session.get_inputs(), given.tensors, strict=True)}
     return [torch.from_numpy(x) for x in session.run(None, feeds)], free
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks on packages that are not there and on its own use of torch."""
+    """Silences the exporter's remarks about missing packages and on its own use of torch."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

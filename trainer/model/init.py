@@ -1,13 +1,13 @@
-"""Initialisation by name.
+"""Initialises weights by a scheme's name.
 
     xavier_uniform, xavier_normal     variance 2 gain^2/(fan_in + fan_out)    Glorot & Bengio 2010, eq. 16
     kaiming_uniform, kaiming_normal   variance 2/fan_in, for ReLU             He et al. 2015, arXiv 1502.01852, eq. 10
     orthogonal                        (semi-)orthogonal rows or columns       Saxe et al. 2014, arXiv 1312.6120
     normal, trunc_normal              variance std^2, the second cut at 2 std, which leaves 0.774 of it
 
-They are applied to the weights of linear layers and convolutions that are trained. Biases, norms, embeddings, weights
-that another kind of layer shares (tied to an embedding, say) and parameters of a module's own stay as the model made
-them. Each weight has its own random numbers, a function of the seed and its name.
+They apply to the trained weights of linear layers and convolutions. Biases, norms, embeddings, weights shared with
+another kind of layer (tied to an embedding, say) and a module's own parameters stay as the model made them. Each
+weight has its own random numbers, a function of the seed and its name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYERS = (
 
 @torch.no_grad()
 def initialise(model: nn.Module, config: InitConfig, seed: int) -> nn.Module:
-    """Draw the weights of `model`, on the CPU, as `config` says, in place; give the model."""
+    """Draws the weights of `model`, on the CPU, as `config` says, in place; returns the model."""
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS)]
     if config.name != "default":
         shared = {p for m in model.modules() if not isinstance(m, _LAYERS) for p in m.parameters(recurse=False)}

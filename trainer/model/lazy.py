@@ -1,13 +1,13 @@
-"""Settles the sizes of lazy layers (`nn.LazyLinear`) by one pass over the first batch, before anything else."""
+"""Determines the sizes of lazy layers (`nn.LazyLinear`) by one pass over the first batch, before all else."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+from trainer.compat.modules import Norm, buffers_in, parameters_in
 from trainer.config import TrainConfig
 from trainer.data.loader import Fetch, training_set
 from trainer.data.view import order
@@ -18,15 +18,15 @@ from trainer.task import Task
 
 
 def materialised(model: nn.Module, task: Task, config: TrainConfig) -> nn.Module:
-    """Returns the same model, on the CPU, whose lazy layers have the sizes that the first batch gives.
+    """Returns the same model, on the CPU, with lazy layers sized by the first batch.
 
-    What they draw depends on the seed alone. Raises ConfigError where the task's loss leaves a lazy layer out.
+    Their random draws depend on the seed alone. Raises ConfigError if the task's loss leaves a lazy layer out.
     """
     if not (layers := _lazy(model)):
         return model
-    norms = [layer for layer in layers.values() if isinstance(layer, _NormBase)]
+    norms = [layer for layer in layers.values() if isinstance(layer, Norm)]
     batch = _first(task, config)
-    for training in (False, True):  # in training only where evaluation leaves layers out, since it may move attributes
+    for training in (False, True):  # in training mode only if evaluation misses layers: it may change attributes
         if _lazy(model):
             seed_all(derive(config.seed, "lazy"))
             with buffers_held(model):
@@ -46,7 +46,7 @@ def _lazy(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if any(t is not None and is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()))
+        if any(t is not None and is_lazy(t) for t in (*parameters_in(module).values(), *buffers_in(module).values()))
     }
 
 

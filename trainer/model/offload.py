@@ -1,7 +1,7 @@
-"""Offloads what a forward pass keeps for the backward pass: to the host's memory, or to a file.
+"""Offloads tensors kept for the backward pass to host memory, or to a file.
 
-The file has no name, so it goes with the process, however that ends; what it held is begun anew once nothing of it is
-waited for. Parameters, and views of them, stay where they are. Numbers are the same to the bit.
+The file has no name, so it always disappears with the process; it is written from the start again once all of its
+tensors are released. Parameters, and views of them, stay where they are. Numbers are the same to the bit.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from trainer.compat.tensors import base, version
 from trainer.config import ActivationConfig
 from trainer.errors import TrainerError
 from trainer.runtime.tensors import divided
 
-SMALL = 1 << 16  # bytes, below which a tensor stays
+SMALL = 1 << 16  # bytes; smaller tensors stay
 
 
 class Offload:
@@ -45,7 +46,7 @@ class Offload:
 
 
 def forgotten(config: ActivationConfig, device: torch.device) -> AbstractContextManager[object]:
-    """The same for an estimate: what would be elsewhere is not kept at all."""
+    """Returns the same context for an estimate: tensors that would be elsewhere are not kept at all."""
     if not _moves(config.offload, device):
         return nullcontext()
     return saved_tensors_hooks(
@@ -59,24 +60,24 @@ def _moves(where: str, device: torch.device) -> bool:
 
 
 def _stays(tensor: Tensor) -> bool:
-    held = isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
-    return held or tensor.nbytes < SMALL or divided(tensor)
+    is_parameter = isinstance(tensor, nn.Parameter) or isinstance(base(tensor), nn.Parameter)
+    return is_parameter or tensor.nbytes < SMALL or divided(tensor)
 
 
 class _Here:
-    """A tensor that stays; called, it is given, unless it has been changed, which autograd leaves to its hooks."""
+    """A tensor that stays; a call returns it, unless it was changed, which autograd leaves to its hooks to check."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor.detach(), tensor._version  # whole, it would hold its own graph
+        self._tensor, self._version = tensor.detach(), version(tensor)  # undetached, it would keep its graph alive
 
     def __call__(self) -> Tensor:
-        if self._tensor._version != self._version:
+        if version(self._tensor) != self._version:
             raise RuntimeError("a tensor needed for the backward pass has been modified by an inplace operation.")
         return self._tensor
 
 
 class _Away:
-    """A tensor in the host's memory, or in `file`; called, it is back, in the same layout."""
+    """A tensor in host memory, or in `file`; a call returns it to the device, in the same layout."""
 
     def __init__(self, tensor: Tensor, file: _File | None) -> None:
         self._device, pinned = tensor.device, tensor.is_cuda
@@ -93,17 +94,17 @@ class _Away:
 
 
 class _File:
-    """Regions of bytes in a file without a name, one after another."""
+    """Regions of bytes in an unnamed file, one after another."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:
             self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._descriptor)
-        self._lock = threading.RLock()  # a GPU's backward pass has a thread of its own
+        self._lock = threading.RLock()  # a GPU's backward pass runs in its own thread
         self._held = self.end = 0
 
     def write(self, data: memoryview) -> int:
-        """Where it begins."""
+        """Writes the data; returns its offset."""
         with self._lock:
             offset, self.end = self.end, self.end + len(data)
             self._held += 1

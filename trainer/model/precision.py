@@ -1,7 +1,7 @@
-"""The number formats a forward pass computes in, and the loss scaling that fp16 needs.
+"""Applies the number formats of forward passes, and the loss scaling that fp16 needs.
 
     fp32   everything
-    tf32   fp32, with matrix products of 10-bit mantissas where the device has them (a GPU since Ampere)
+    tf32   fp32, with matrix products of 10-bit mantissas if the device has them (a GPU since Ampere)
     bf16   autocast; fp32's range, so nothing is scaled
     fp16   autocast; the loss is scaled, or small gradients would round to zero (Micikevicius et al. 2018,
            arXiv 1710.03740)
@@ -25,15 +25,15 @@ from torch import Tensor, nn
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
 from trainer.model.norms import NORMS
-from trainer.runtime.quiet import quiet_torchao
+from trainer.runtime.quiet_imports import quiet_torchao
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 _FP16_NORMAL = 2.0**-14  # the smallest number that fp16 holds with its whole mantissa
-_AT_ONCE = 1 << 20  # numbers that are looked at together, since comparing and counting takes copies of them
+_AT_ONCE = 1 << 20  # numbers that are examined at once, since comparing and counting copies them
 
 
-def settled(config: TrainConfig, device: torch.device) -> TrainConfig:
-    """The same with a format in place of `auto`: bf16 on a GPU that computes in it, else fp32."""
+def resolved(config: TrainConfig, device: torch.device) -> TrainConfig:
+    """Returns the configuration with a format in place of `auto`: bf16 on a GPU that computes in it, else fp32."""
     if config.precision != "auto":
         return config
     has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -41,13 +41,13 @@ def settled(config: TrainConfig, device: torch.device) -> TrainConfig:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of every forward pass; its casts of the weights are cached for one pass."""
+    """Returns the context of every forward pass; its casts of the weights are cached for one pass."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def prepare(model: nn.Module, precision: str) -> nn.Module:
-    """`model`, already on its device, made ready for `precision`; its parameters and their names stay as they are."""
+    """Returns `model`, already on its device, ready for `precision`; its parameters and their names stay the same."""
     if precision in _AUTOCAST:
         for module in model.modules():
             if isinstance(module, NORMS):
@@ -60,7 +60,7 @@ def _in_fp32(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _float8(model: nn.Module) -> nn.Module:
-    """Linear layers whose sizes are multiples of 16, as the kernels need them, compute their products in float8."""
+    """Returns the model with float8 products in linear layers whose sizes are multiples of 16, as the kernels need."""
     quiet_torchao()
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -82,11 +82,11 @@ def _multiple_of_16(module: nn.Linear) -> bool:
 
 
 class LossScale:
-    """The factor that fp16's loss is multiplied by before its backward pass.
+    """The factor by which fp16's loss is multiplied before its backward pass.
 
-    A step whose gradient is not finite is skipped and halves the factor; `growth_interval` steps without one double
-    it, unless it would be infinite (Micikevicius et al. 2018, section 3.2; torch's GradScaler). Both numbers stay on
-    the device, so no step waits.
+    A step whose gradient is not finite is skipped and halves the factor; `growth_interval` steps without one double it,
+    unless it would be infinite (Micikevicius et al. 2018, section 3.2; torch's GradScaler). Both numbers stay on the
+    device, so no step waits.
     """
 
     def __init__(self, config: LossScaleConfig, device: torch.device) -> None:
@@ -95,7 +95,7 @@ class LossScale:
         self.good_steps = torch.zeros((), device=device)
 
     def update(self, finite: Tensor) -> None:
-        """Take in whether the gradient of a step, a boolean scalar, was finite."""
+        """Records `finite`, a boolean scalar: True if the gradient of a step was finite."""
         if not self.config.dynamic:
             return
         good = torch.where(finite, self.good_steps + 1, 0.0)
@@ -107,7 +107,7 @@ class LossScale:
 
     @property
     def answers(self) -> Tensor:
-        """Whether an overflow now is met by halving alone: the factor is dynamic, and above 1 after it as well."""
+        """Returns True if halving alone can resolve an overflow: the factor is dynamic, and stays above 1."""
         return (self.factor > 2.0) & self.config.dynamic
 
     def state(self) -> dict[str, float]:
@@ -119,22 +119,22 @@ class LossScale:
 
 
 def underflow(grads: list[Tensor]) -> Tensor:
-    """The share of the non-zero elements of scaled gradients that fp16 holds with less than its whole mantissa."""
-    small = held = torch.zeros((), dtype=torch.int64, device=grads[0].device)
+    """Returns the share of the non-zero elements of scaled gradients that are subnormal in fp16."""
+    small = filled = torch.zeros((), dtype=torch.int64, device=grads[0].device)
     for part in (part for g in grads for part in g.flatten().split(_AT_ONCE)):
         nonzero = part.count_nonzero()
-        held = held + nonzero
+        filled = filled + nonzero
         small = small + (part.abs() < _FP16_NORMAL).count_nonzero() - (part.numel() - nonzero)
-    return small / held.clamp(min=1)
+    return small / filled.clamp(min=1)
 
 
 def matmul_precision(precision: str) -> str:
-    """What torch.set_float32_matmul_precision is to be told."""
+    """Returns the argument of torch.set_float32_matmul_precision."""
     return "high" if precision == "tf32" else "highest"
 
 
 def check(config: TrainConfig, device: torch.device) -> None:
-    """Raise ConfigError where `device` cannot compute in what the configuration names."""
+    """Raises ConfigError if `device` cannot compute in the configured format."""
     if device.type != "cuda":
         return
     if config.precision == "bf16" and not torch.cuda.is_bf16_supported():
@@ -144,7 +144,7 @@ def check(config: TrainConfig, device: torch.device) -> None:
 
 
 def check_float8(capability: tuple[int, int]) -> None:
-    """Raise ConfigError where a GPU of that compute capability has no products in float8."""
+    """Raises ConfigError if a GPU of that compute capability has no products in float8."""
     if capability < (8, 9):
         raise ConfigError(
             f"train.precision 'fp8' needs a GPU of compute capability 8.9 or more and this one has "

@@ -1,4 +1,4 @@
-"""Model soups: the mean of the weights of several trained models (Wortsman et al. 2022, arXiv 2203.05482)."""
+"""Makes model soups: the mean of the weights of several trained models (Wortsman et al. 2022, arXiv 2203.05482)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ Weights = Mapping[str, Tensor]
 
 
 def same_architecture(a: Weights, b: Weights) -> bool:
-    """Tells whether both hold the same names, shapes and types."""
+    """Returns True if both hold the same names, shapes and types."""
     return a.keys() == b.keys() and all(_kind(a[k]) == _kind(b[k]) for k in a)
 
 
 def _kind(value: Any) -> Any:
-    """Returns a tensor's shape and type, or what another value, a module's extra state, is."""
+    """Returns a tensor's shape and dtype, or the type of another value, a module's extra state."""
     return (value.shape, value.dtype) if isinstance(value, Tensor) else type(value)
 
 
 def mean(members: Sequence[Weights]) -> dict[str, Tensor]:
-    """Returns the mean of each floating-point tensor, summed in float64; of other values, such as counters, the first
-    member's.
+    """Returns the mean of each floating-point tensor, summed in float64, and the first member's other values.
 
     Batch norm's statistics are averaged like weights.
     """
@@ -38,14 +37,14 @@ def mean(members: Sequence[Weights]) -> dict[str, Tensor]:
 
 
 def greedy(members: Sequence[Weights], score: Callable[[Weights], Sequence[float]]) -> list[int]:
-    """Which of the members, best first, the greedy soup is made of (recipe 1 of the paper).
+    """Returns the members, best first, that make up the greedy soup (recipe 1 of the paper).
 
-    Each is added if the mean with it has no score that is less than without; the larger one, the better, NaN never is.
+    Each is added if it lowers no score of the mean; larger scores are better, and NaN never is.
     """
     chosen, best = [0], score(members[0])
     for i in range(1, len(members)):
-        found = score(mean([members[k] for k in (*chosen, i)]))
-        if all(value >= before for value, before in zip(found, best, strict=True)):
+        scores = score(mean([members[k] for k in (*chosen, i)]))
+        if all(value >= before for value, before in zip(scores, best, strict=True)):
             chosen.append(i)
-            best = found
+            best = scores
     return chosen

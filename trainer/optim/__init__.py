@@ -1,1 +1,1 @@
-"""Optimizers: build.py makes the one that `train.optim` names; the table of them is in trainer/config/optim.py."""
+"""Builds optimizers: build.py makes the one that `train.optim` names; their table is in trainer/config/optim.py."""

@@ -1,4 +1,4 @@
-"""The base of the optimizers that are written here."""
+"""Holds the base of this package's own optimizers."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer.compat import foreach
 from trainer.runtime.tensors import divided
 
 
@@ -36,7 +37,7 @@ class Own(Optimizer):
     def buffers(self, name: str, params: list[Tensor]) -> list[Tensor]:
         """Returns the state `name` of each parameter, which begins as zeros of the parameter's shape."""
         for p in params:
-            if name not in self.state[p]:  # contiguous, as a checkpoint gives it back: sums then add up in one order
+            if name not in self.state[p]:  # contiguous, as after a checkpoint: sums then add up in one order
                 self.state[p][name] = torch.zeros_like(p, memory_format=torch.contiguous_format)
         return [self.state[p][name] for p in params]
 
@@ -45,20 +46,20 @@ class Own(Optimizer):
         for p in params:
             self.state[p].setdefault("step", torch.zeros(()))
         steps = [self.state[p]["step"] for p in params]
-        torch._foreach_add_(steps, 1)
+        foreach.add_(steps, 1)
         return [int(step) for step in steps]
 
 
 def decay(params: list[Tensor], group: dict[str, Any]) -> None:
     """Applies decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101): p <- (1 - lr wd) p."""
     if group["weight_decay"]:
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
 
 
 def divided_as(tensor: Tensor, like: Tensor) -> Tensor:
     """Returns `tensor`, which has the shape of `like`, divided over the ranks as `like` is.
 
-    It may come in whole on every rank, or divided in another way.
+    It may be whole on every rank, or divided in another way.
     """
     if not divided(like):
         return tensor

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from trainer.config.optim import OPTIMIZERS, OptimConfig
 from trainer.errors import ConfigError
 from trainer.optim.groups import param_groups
-from trainer.optim.unmarked import without_compiler
+from trainer.optim.unwrapped_step import without_compiler
 from trainer.runtime.dotted import named
 
 
@@ -24,12 +24,12 @@ def build(config: OptimConfig, model: nn.Module, *, sharded: bool = False) -> Op
     """Returns the optimizer that `config` names, over the parameters of `model` that require a gradient.
 
     Each of its `param_groups` has `lr_scale`, its share of the learning rate, besides torch's entries. Raises
-    ConfigError for what `check` refuses, and for a user's optimizer that cannot be made.
+    ConfigError as `check` does, and for a user's optimizer that cannot be made.
     """
-    without_compiler()
     groups = param_groups(model, config)
     check(config, model)
-    return maker(config, sharded=sharded)(groups)
+    with without_compiler():
+        return maker(config, sharded=sharded)(groups)
 
 
 def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[str, Any]]], Optimizer]:
@@ -41,15 +41,15 @@ def maker(config: OptimConfig, *, sharded: bool = False) -> Callable[[list[dict[
 
 
 def check(config: OptimConfig, model: nn.Module) -> None:
-    """Raises ConfigError, which names the alternative, for what the optimizer cannot do with this model."""
+    """Raises ConfigError, which names the alternative, if the optimizer cannot train this model."""
     if config.name == "muon" and not any(group["muon"] for group in param_groups(model, config)):
         raise ConfigError(
             f"train.optim.name is 'muon', and {type(model).__name__} has no hidden matrix for it (a parameter of two "
             f"dimensions, no embedding, matching none of {', '.join(config.hyperparameters['adamw'])}): "
             "choose adamw, or change train.optim.adamw."
         )
-    known, trained = OPTIMIZERS.get(config.name), (item for item in model.named_parameters() if item[1].requires_grad)
-    name = next((name for name, p in trained if p.is_complex()), None)
+    known, trainable = OPTIMIZERS.get(config.name), (pair for pair in model.named_parameters() if pair[1].requires_grad)
+    name = next((name for name, p in trainable if p.is_complex()), None)
     if name is None or known is None:
         return
     if not known.takes_complex:

@@ -14,11 +14,11 @@ from trainer.model.norms import NORMS
 
 
 def param_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Returns the trainable parameters in the model's order, in groups that are treated alike.
+    """Returns the trainable parameters in the model's order, in groups with equal settings.
 
     A group has `params`, `weight_decay`, `lr_scale`, `vector` (norms, biases and other parameters of fewer than two
     dimensions, which do not decay unless a pattern says so and whose steps LAMB and LARS do not scale by layer) and,
-    for muon, `muon`: true where Muon trains it, false where AdamW does. Raises ConfigError for a model without
+    for muon, `muon`: true if Muon trains it, false if AdamW does. Raises ConfigError for a model without
     trainable parameters and for a pattern that matches none.
     """
     hyperparameters = config.hyperparameters

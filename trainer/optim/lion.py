@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from trainer.compat import foreach
 from trainer.optim.base import Own, decay
 
 
@@ -20,8 +20,8 @@ class Lion(Own):
     def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
         m = self.buffers("exp_avg", params)
-        signs = torch._foreach_lerp(m, grads, 1 - beta1)
-        torch._foreach_sign_(signs)
+        signs = foreach.lerp(m, grads, 1 - beta1)
+        foreach.sign_(signs)
         decay(params, group)
-        torch._foreach_add_(params, signs, alpha=-group["lr"])
-        torch._foreach_lerp_(m, grads, 1 - beta2)
+        foreach.add_(params, signs, alpha=-group["lr"])
+        foreach.lerp_(m, grads, 1 - beta2)

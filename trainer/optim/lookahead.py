@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.compat import foreach
 from trainer.config import OptimConfig
 
 
 class Lookahead:
-    """Every `k` steps of any optimizer: slow <- slow + alpha (fast - slow), fast <- slow.
+    """Applies every `k` steps of any optimizer: slow <- slow + alpha (fast - slow), fast <- slow.
 
-    The optimizer's state is left alone. Between two such steps the model holds the fast weights, also when it is
+    The optimizer's state is left unchanged. Between two such steps the model holds the fast weights, also when it is
     evaluated and saved. The slow weights and the number of steps are state.
     """
 
@@ -33,8 +34,8 @@ class Lookahead:
         self.steps += 1
         if self.steps % self.k == 0:
             slow, fast = list(self.slow.values()), list[Tensor](self.params.values())
-            torch._foreach_lerp_(slow, fast, self.alpha)
-            torch._foreach_copy_(fast, slow)
+            foreach.lerp_(slow, fast, self.alpha)
+            foreach.copy_(fast, slow)
 
     def state(self) -> dict[str, Any]:
         return {"steps": self.steps, "slow": dict(self.slow)}
@@ -50,6 +51,6 @@ class Lookahead:
 
 
 def lookahead(config: OptimConfig, model: nn.Module) -> Lookahead | None:
-    """Returns Lookahead over the trained parameters of `model`, or None where `config` does not ask for it."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return Lookahead(trained, k, config.lookahead.alpha) if (k := config.lookahead_k) else None
+    """Returns Lookahead over the trained parameters of `model`, or None if `config` does not set it."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return Lookahead(trainable, k, config.lookahead.alpha) if (k := config.lookahead_k) else None

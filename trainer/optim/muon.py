@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices and AdamW for all else, as one optimizer."""
+"""Combines Muon for the hidden matrices and AdamW for all else in one optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, optim
 
 from trainer.optim.base import Own, decay, divided_as
-from trainer.optim.unmarked import unmarked
+from trainer.optim.unwrapped_step import unmarked
 
 
 def orthogonalised(x: Tensor, steps: int) -> Tensor:
@@ -45,8 +45,8 @@ class Muon(optim.Optimizer):
     """Jordan et al. 2024 (kellerjordan.github.io/posts/muon): momentum, orthogonalised by Newton-Schulz iterations.
 
     A matrix's update is scaled by 0.2 sqrt(max(rows, columns)), so that its RMS is that of AdamW's and one learning
-    rate serves both (Liu et al. 2025, arXiv 2502.16982, equation 4). Groups with `muon` are its own, the others
-    torch's AdamW's; the two share this object's groups and state.
+    rate serves both (Liu et al. 2025, arXiv 2502.16982, equation 4). Muon steps groups with `muon`, torch's
+    AdamW the others; the two share this object's groups and state.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Muon(optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Makes the two optimizers that do the work, over this object's groups and state."""
+        """Makes the two optimizers, which share this object's groups and state."""
         matrices = [group for group in self.param_groups if group["muon"]]
         others = [group for group in self.param_groups if not group["muon"]]
         self.parts = [make(groups) for make, groups in ((_Matrices, matrices), (optim.AdamW, others)) if groups]

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation: the gradient at the worst point nearby."""
+"""Implements sharpness-aware minimisation: the gradient at the worst point nearby."""
 
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainer.compat import foreach
 from trainer.config.optim import SamConfig
 
 
 class Sam:
-    """Foret et al. 2021, arXiv 2010.01412, algorithm 1, around any optimizer.
+    """Wraps any optimizer in algorithm 1 of Foret et al. 2021, arXiv 2010.01412.
 
     The point is w + rho g/|g| over all parameters, or w + rho w^2 g/|w g| if `adaptive` (Kwon et al. 2021,
     arXiv 2102.11600, equation 8). `norm` gives |g| of the whole model, of which a rank may hold parts.
@@ -30,7 +31,7 @@ class Sam:
         """Moves the weights to the worst point by the current gradients, and afterwards restores them to the bit.
 
         Gradients may be divided over the ranks or whole. One that is not finite makes the weights, and so the second
-        gradient, not finite too: the guard, which looks at the second alone, sees both.
+        gradient, not finite too: the guard, which checks only the second, sees both.
         """
         params: list[Tensor] = [p for p in self.params if p.grad is not None]
         before = [p.detach().clone() for p in params]
@@ -40,15 +41,15 @@ class Sam:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(params, before)
+                foreach.copy_(params, before)
 
     def _ascend(self, params: list[Tensor]) -> None:
         if not params:
             return
         towards: Any = [p.grad for p in params]
         if self.config.adaptive:
-            towards = torch._foreach_mul(params, towards)
+            towards = foreach.mul(params, towards)
         norm = self.norm(towards)
         if self.config.adaptive:
-            towards = torch._foreach_mul(params, towards)
-        torch._foreach_add_(params, torch._foreach_mul(towards, self.config.rho / norm.clamp(min=1e-12)))
+            towards = foreach.mul(params, towards)
+        foreach.add_(params, foreach.mul(towards, self.config.rho / norm.clamp(min=1e-12)))

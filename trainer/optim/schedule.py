@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step.
+"""Computes learning rates as functions of the step.
 
 Step s is the number of optimizer steps already done (0 at the first update), T their total, W the length of the
 warmup, E the steps of an epoch (where batches grow, s/E is the number of epochs in s steps), p = (s - W)/(T - W) the
@@ -78,7 +78,7 @@ def warmup_length(config: ScheduleConfig, total: int, lengths: Epochs) -> float:
 
 
 def never_warm(config: ScheduleConfig, total: int, lengths: Epochs) -> str:
-    """Returns a clause that says that the warmup outlasts the run; empty where it does not."""
+    """Returns a clause that says that the warmup outlasts the run; empty if it does not."""
     length = warmup_length(config, total, lengths)
     if length < total:
         return ""
@@ -89,9 +89,11 @@ def never_warm(config: ScheduleConfig, total: int, lengths: Epochs) -> str:
 
 
 def scaled_lr(config: ScheduleConfig, lr: float, batch_size: int) -> float:
-    """Returns the peak for `batch_size`: `lr` times its ratio to `base_batch_size` (Goyal et al. 2017, arXiv
-    1706.02677), or times the root of the ratio (Krizhevsky 2014, arXiv 1404.5997; for Adam, Malladi et al. 2022, arXiv
-    2205.10330)."""
+    """Returns the peak for `batch_size`: `lr` times its ratio to `base_batch_size`, or times the root of the ratio.
+
+    Goyal et al. 2017, arXiv 1706.02677, for the ratio; Krizhevsky 2014, arXiv 1404.5997, for the root; for Adam,
+    Malladi et al. 2022, arXiv 2205.10330.
+    """
     ratio = batch_size / (config.base_batch_size or 256)
     return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.scale_lr]
 
@@ -100,7 +102,7 @@ def schedule(config: ScheduleConfig, lr: float, total: int, lengths: Epochs) -> 
     """Returns the learning rate as a function of the step on [0, total]; for plateau, before its scaling.
 
     `lr` is the peak, `total` the number of optimizer steps of the run, `lengths` its epochs. The function is continuous
-    but for the steps of step and multi_step and the restarts of cosine_restarts. Raises ConfigError for a user's
+    except at the steps of step and multi_step and the restarts of cosine_restarts. Raises ConfigError for a user's
     function that cannot be used.
     """
     run = Run(lr, warmup_length(config, total, lengths), total, lengths)
@@ -109,7 +111,7 @@ def schedule(config: ScheduleConfig, lr: float, total: int, lengths: Epochs) -> 
         return decay
     top = decay(run.warmup)
     if math.isclose(top, lr, rel_tol=1e-12):
-        top = lr  # and not lr give or take the rounding of floor + (lr - floor)
+        top = lr  # without the rounding of floor + (lr - floor)
     rise, length = WARMUPS[config.warmup], run.warmup
     return lambda step: rise(config, top, step + 1, length + 1) if step < length else decay(step)
 
@@ -185,14 +187,14 @@ def step(c: ScheduleConfig, run: Run) -> Rate:
     if epochs is None:
         third = -(-run.total // 3)
         return lambda step: max(run.lr * gamma ** (step // third), floor)
-    # Give a step that ends an epoch the benefit of its rounding: 7/10 epochs are 7 times 0.1.
+    # Round up a step that ends an epoch: 7/10 epochs are 7 times 0.1.
     return lambda step: max(run.lr * gamma ** math.floor(run.lengths.epoch(step) / epochs + 1e-9), floor)
 
 
 def multi_step(c: ScheduleConfig, run: Run) -> Rate:
     floor, gamma, epochs = _floor(c, run), c.own("gamma"), c.own("milestones")
-    at = (0.5 * run.total, 0.75 * run.total) if epochs is None else [run.lengths.step(e) for e in epochs]
-    milestones = [round(milestone) for milestone in at]
+    drops = (0.5 * run.total, 0.75 * run.total) if epochs is None else [run.lengths.step(e) for e in epochs]
+    milestones = [round(milestone) for milestone in drops]
     return lambda step: max(run.lr * gamma ** bisect_right(milestones, step), floor)
 
 
@@ -236,8 +238,10 @@ def cyclical(c: ScheduleConfig, run: Run) -> Rate:
 
 
 def users_own(name: str) -> Callable[[ScheduleConfig, Run], Any]:
-    """Returns the user's `package.module:function`, which is called like the others with the configuration and the
-    run. Raises ConfigError where it cannot be called so."""
+    """Returns the user's `package.module:function`, which takes the configuration and the run.
+
+    Raises ConfigError if it does not take these.
+    """
     make = named(name, FIELD)
     check_call(make, f"{FIELD}={name!r}", "let it take two arguments, the configuration and the run", None, None)
     return make
@@ -248,11 +252,11 @@ def _own(c: ScheduleConfig, run: Run) -> Rate:
     if not callable(rate):
         raise ConfigError(f"{FIELD}={c.name!r} returns {rate!r}: return a function of the step.")
     check_call(rate, f"what {FIELD}={c.name!r} returns", "let it take one argument, the step", 0)
-    for at in (run.warmup, run.total):
-        value: Any = rate(at)
+    for point in (run.warmup, run.total):
+        value: Any = rate(point)
         if not hasattr(value, "__float__") or not 0 <= value < math.inf:
             raise ConfigError(
-                f"{FIELD}={c.name!r} gives the rate {value!r} at step {at}: make it a number, finite and at least 0."
+                f"{FIELD}={c.name!r} gives the rate {value!r} at step {point}: make it a number, finite and at least 0."
             )
     return rate  # type: ignore[return-value]
 
@@ -275,21 +279,22 @@ SCHEDULES: dict[str, Callable[[ScheduleConfig, Run], Rate]] = {
 
 
 class Plateau:
-    """Scales the learning rate down when a metric stops improving, as torch's ReduceLROnPlateau does with a relative
-    threshold for positive metrics.
+    """Scales the learning rate down when a metric stops improving.
 
-    A negative metric has to improve by threshold |best| too, where torch takes a value that is slightly worse for an
-    improvement. A value that is not finite never improves."""
+    For positive metrics it acts as torch's ReduceLROnPlateau does with a relative threshold. A negative metric must
+    improve by threshold |best| too, whereas torch accepts a slightly worse value as an improvement. A value that is not
+    finite never improves.
+    """
 
     def __init__(self, config: PlateauConfig, lr: float) -> None:
         self.config = config
         self.floor = min(config.min_lr / lr, 1.0)
-        self.scale = 1.0  # of the schedule's value
+        self.scale = 1.0  # factor of the schedule's value
         self.best: float | None = None
         self.bad_epochs = 0
 
     def update(self, value: float) -> None:
-        """Takes in the metric of one epoch."""
+        """Records the metric of one epoch."""
         margin = 0.0 if self.best is None else abs(self.best) * self.config.threshold
         if math.isfinite(value) and improved(value, self.best, self.config.mode, margin):
             self.best, self.bad_epochs = value, 0

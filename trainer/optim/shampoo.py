@@ -1,4 +1,4 @@
-"""Shampoo and SOAP: preconditioners that are products of one matrix for each side of a weight matrix.
+"""Holds Shampoo and SOAP: preconditioners that are products of one matrix for each side of a weight matrix.
 
 Weights of more than two dimensions count as matrices [first, all others]; a side longer than `max_dim` has no
 preconditioner, and vectors have a diagonal one.

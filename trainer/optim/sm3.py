@@ -21,7 +21,7 @@ class SM3(Own):
     nu = min over dimensions i of acc_i + g^2,  acc_i <- max of nu over the other dimensions,
     m <- mu m + (1 - mu) g / sqrt(nu),  p <- (1 - lr wd) p - lr m, where 0/0 is 0.
 
-    Where each rank has a part of a parameter, all ranks keep the accumulators whole, which are as large as its sides
+    If each rank has a part of a parameter, all ranks keep the accumulators whole, which are as large as its sides
     together; nu itself is never sent.
     """
 
@@ -66,9 +66,9 @@ def _starts(tensor: Tensor) -> list[int]:
     """Returns the offsets in `tensor` at which this rank's part begins, by dimension, and two zeros."""
     offset: Sequence[int] = [0] * tensor.ndim
     if divided(tensor):
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+        from trainer.compat.parallel import shape_and_offset
 
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, offset = shape_and_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return [*offset, 0, 0]
 
 
@@ -77,5 +77,5 @@ def _part(tensor: Any) -> Tensor:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """Returns the tensor whole, as it was made: a checkpoint divides state that has the shape of its parameter."""
+    """Returns the whole tensor, since a checkpoint divides state that has its parameter's shape."""
     return tensor.full_tensor() if divided(tensor) else tensor

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.compat import foreach
 from trainer.optim.base import Own, decay
 from trainer.runtime.second_order import twice
 from trainer.task import Loss
@@ -24,10 +25,10 @@ class Sophia(Own):
     The training loop calls `observe` for every window that is `due`, and `forget` before the others.
     """
 
-    curvature: Mapping[Tensor, Tensor] = MappingProxyType({})  # of the window at hand, by parameter
+    curvature: Mapping[Tensor, Tensor] = MappingProxyType({})  # of the current window, by parameter
 
     def due(self, step: int) -> bool:
-        """Returns true where the curvature is to be estimated at `step`."""
+        """Returns True if the curvature is to be estimated at `step`."""
         return step % self.param_groups[0]["update_every"] == 0
 
     def forget(self) -> None:
@@ -44,8 +45,8 @@ class Sophia(Own):
         """Estimates the diagonal of the Hessian of sum(losses)/count for the next step, and returns its norm.
 
         `add_up` replaces each tensor by its sum over all ranks. One u serves all losses, so that the division of a
-        window into micro-batches and shares changes nothing but rounding. Raises ConfigError where the model has no
-        second derivative.
+        window into micro-batches and shares affects only rounding. Raises ConfigError if the model has no second
+        derivative.
         """
         params = [p for group in self.param_groups for p in group["params"]]
         generator = torch.Generator().manual_seed(seed)
@@ -53,26 +54,26 @@ class Sophia(Own):
         total = [torch.zeros_like(p) for p in params]
         with twice("optim.name=sophia", "choose adamw or lion"):
             for loss in losses:
-                torch._foreach_add_(total, _products(loss.sum, params, us))
+                foreach.add_(total, _products(loss.sum, params, us))
         add_up(total)
-        torch._foreach_mul_(total, us)
-        torch._foreach_div_(total, count)
+        foreach.mul_(total, us)
+        foreach.div_(total, count)
         self.curvature = dict(zip(params, total, strict=True))
         return torch.nn.utils.get_total_norm(total)
 
     def update(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         m, h = self.buffers("exp_avg", params), self.buffers("hessian", params)
         beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(m, grads, 1 - beta1)
+        foreach.lerp_(m, grads, 1 - beta1)
         if self.curvature:
-            torch._foreach_lerp_(h, [self.curvature[p] for p in params], 1 - beta2)
-        scaled = torch._foreach_mul(h, group["gamma"])
-        torch._foreach_clamp_min_(scaled, group["eps"])
-        steps = torch._foreach_div(m, scaled)
-        torch._foreach_clamp_min_(steps, -1.0)
-        torch._foreach_clamp_max_(steps, 1.0)
+            foreach.lerp_(h, [self.curvature[p] for p in params], 1 - beta2)
+        scaled = foreach.mul(h, group["gamma"])
+        foreach.clamp_min_(scaled, group["eps"])
+        steps = foreach.div(m, scaled)
+        foreach.clamp_min_(steps, -1.0)
+        foreach.clamp_max_(steps, 1.0)
         decay(params, group)
-        torch._foreach_add_(params, steps, alpha=-group["lr"])
+        foreach.add_(params, steps, alpha=-group["lr"])
 
 
 def _products(loss: Tensor, params: list[Tensor], us: list[Tensor]) -> list[Tensor]:

@@ -1,1 +1,1 @@
-"""Small parts that everything above uses: epochs, seeds, threads, devices, failpoints, names in a configuration."""
+"""Holds small parts that the packages above use: epochs, seeds, threads, devices, failpoints, dotted names."""

@@ -8,7 +8,7 @@ from trainer.config import Mode
 
 
 def improved(value: float, best: float | None, mode: Mode, margin: float = 0.0) -> bool:
-    """Whether `value` beats `best` by more than `margin`. What is not finite never does; anything else beats None."""
+    """Returns True if `value` beats `best` by more than `margin`. Non-finite values never do; others beat None."""
     if not math.isfinite(value):
         return False
     if best is None:

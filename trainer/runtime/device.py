@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+    """Returns the device of that name; `auto` is the GPU if there is one."""
     import torch
 
     if name == "auto":
@@ -28,9 +28,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def numbered(device: torch.device) -> torch.device:
-    """The device with its index: of a GPU that was given without one this process's own, as torch.cuda.memory needs it.
+    """Returns the device with its index, as torch.cuda.memory needs it.
 
-    CUDA is initialised by this, so that no fork of the process can use it afterwards.
+    A GPU without an index is this process's current one. This initialises CUDA, so no later fork of the process can use
+    it.
     """
     import torch
 
@@ -40,8 +41,8 @@ def numbered(device: torch.device) -> torch.device:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
-    said = [word for word in error.args if isinstance(word, str)]  # to spell the error out is the study's code, too
-    plain = isinstance(error, RuntimeError) and any("DefaultCPUAllocator" in word for word in said)
-    torch = sys.modules.get("torch")  # which has not run out of memory where it is not loaded
+    """Returns True if memory ran out, on a GPU, in torch's CPU allocator (a plain RuntimeError) or in python."""
+    texts = [arg for arg in error.args if isinstance(arg, str)]  # str(error) might run the study's code
+    plain = isinstance(error, RuntimeError) and any("DefaultCPUAllocator" in text for text in texts)
+    torch = sys.modules.get("torch")  # if it is not loaded, it has not run out of memory
     return plain or isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError))

@@ -10,8 +10,10 @@ from trainer.errors import ConfigError
 
 
 def named(text: str, field: str) -> Any:
-    """What `text`, the value of `field`, names. Raises ConfigError where there is nothing of that name; a fault in the
-    module's own imports is raised as it is."""
+    """Returns the object that `text`, the value of `field`, names.
+
+    Raises ConfigError if it does not exist; an error in the module's own imports is raised as it is.
+    """
     where, _, name = text.partition(":")
     try:
         module = import_module(where)
@@ -19,7 +21,7 @@ def named(text: str, field: str) -> Any:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"{field}={text!r}: there is no module {where!r}; put it beside the study's file or on PYTHONPATH."
+            f"{field}={text!r}: module {where!r} does not exist; put it beside the study's file or on PYTHONPATH."
         ) from error
     if not hasattr(module, name):
         raise ConfigError(f"{field}={text!r}: {module.__file__} has no {name!r}.")
@@ -27,8 +29,10 @@ def named(text: str, field: str) -> Any:
 
 
 def check_call(found: Any, what: str, fix: str, *args: Any, **kwargs: Any) -> None:
-    """Raise ConfigError, `what` then `fix`, where `found` does not take these arguments; it is not called. What python
-    cannot see the signature of, as of some classes written in C, passes."""
+    """Raises ConfigError, `what` then `fix`, if `found` does not take these arguments; it is not called.
+
+    Callables without a readable signature, such as some classes written in C, pass.
+    """
     if not callable(found):
         raise ConfigError(f"{what} is {found!r}, which cannot be called: {fix}.")
     try:

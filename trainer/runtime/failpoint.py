@@ -1,10 +1,10 @@
-"""Named points where a test can make this process die, stop or fail.
+"""Defines named points where a test can make this process die, stop or fail.
 
     HPO_TESTING=1 HPO_FAILPOINTS="checkpoint.before_rename=kill@3;worker.after_claim=raise:ENOSPC@1"
 
 At its n-th passing (`@n`, from 1; by default the first) `kill` sends SIGKILL and `stop` SIGSTOP to this process,
 `raise:NAME` raises the OSError of that errno. With HPO_FAILPOINTS_FIRED=DIR a point fires once over all processes:
-the one that fires leaves DIR/name. Without HPO_TESTING=1, read once at import, a point does nothing.
+the process in which it fires leaves DIR/name. Without HPO_TESTING=1, read once at import, a point does nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ NAMES = (
     "artifact.after_store",
     "retention.after_row",
     "retention.after_files",
+    "reconcile.after_rows",
     "removal.after_set_aside",
     "removal.after_mark",
     "removal.after_runs",
     "removal.after_files",
+    "removal.after_trial_mark",
+    "removal.after_trial_runs",
+    "removal.after_trial_files",
     "mirror.after_create_run",
     "mirror.after_send",
     "mirror.after_study",
@@ -51,7 +55,7 @@ NAMES = (
 
 
 def _parse(text: str) -> dict[str, tuple[str, int]]:
-    """`"a=kill@3;b=raise:EIO"` -> `{"a": ("kill", 3), "b": ("raise:EIO", 1)}`."""
+    """Parses `"a=kill@3;b=raise:EIO"` into `{"a": ("kill", 3), "b": ("raise:EIO", 1)}`."""
     points = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, _, rest = part.partition("=")
@@ -69,7 +73,7 @@ _passed: dict[str, int] = {}  # how often each point was passed; kept only while
 
 
 def failpoint(name: str) -> None:
-    """Do what HPO_FAILPOINTS says for `name` at this passing of it; nothing outside tests."""
+    """Acts on HPO_FAILPOINTS for `name` at this passing of it; does nothing outside tests."""
     if not _TESTING:
         return
     assert name in NAMES, name

@@ -11,9 +11,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, process `parent`, dies; call it first thing in the child.
+    """Makes the kernel kill this process when its parent, process `parent`, dies; call it first in the child.
 
-    Only Linux has this; elsewhere nothing is done.
+    Only Linux supports this; elsewhere nothing is done.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Lists the parts of a process's state that are Python's and the system's, with how each is read and put back."""
+"""Lists the parts of a process's state of Python and the system, with functions to read and restore each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
@@ -17,15 +17,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Entry:
-    """A part of the process's state. `read` is called with the loaded `module` and returns a value that later changes
-    leave alone; `write` puts such a value back."""
+    """A part of the process's state.
 
-    name: str  # as a sentence has it
-    module: str  # without which there is nothing to restore
+    `read` is called with the loaded `module` and returns a value that later changes do not affect; `write` restores
+    such a value.
+    """
+
+    name: str  # for use in a sentence
+    module: str  # if not loaded, there is nothing to restore
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], object] | None  # None: it can only be compared
-    numeric: bool = False  # numbers are computed by it
-    compiled: bool = False  # restoring it costs what the process has compiled
+    numeric: bool = False  # it affects computed numbers
+    compiled: bool = False  # restoring it discards compiled code
+    drawn: bool = False  # other threads draw from it
 
 
 def pair(name: str, module: str, get: str, put: str, *arguments: Any, numeric: bool = False) -> Entry:
@@ -61,7 +65,7 @@ _UNREADABLE = object()
 def _value(owner: Any, path: str) -> Any:
     try:
         return attrgetter(path)(owner)
-    except (AttributeError, RuntimeError):  # torch refuses to tell a setting that has been made in two ways
+    except (AttributeError, RuntimeError):  # torch refuses to return a setting that was made in two ways
         return _UNREADABLE
 
 
@@ -82,7 +86,7 @@ def _write_environ(os: Any, before: Mapping[str, str]) -> None:
 
 
 def _read_umask(_: Any) -> int:
-    """The mask as the kernel tells it: os.umask reads it only by changing it, which other threads would see."""
+    """Returns the mask from the kernel: os.umask reads it only by changing it, which other threads would see."""
     with open("/proc/self/status", "rb") as status:
         return int(status.read().partition(b"Umask:")[2].split(None, 1)[0], 8)
 
@@ -94,7 +98,8 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 def _read_handlers(signal: Any) -> dict[int, Any]:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("only the main thread sets handlers")
-    return {number: signal.getsignal(number) for number in _SIGNALS}
+    get = getattr(signal.getsignal, "__wrapped__", signal.getsignal)  # avoids making an enum of each handler
+    return {number: get(number) for number in _SIGNALS}
 
 
 def _write_handlers(signal: Any, before: Mapping[int, Any]) -> None:
@@ -145,12 +150,12 @@ def _write_loggers(logging: Any, before: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def _write_filters(warnings: Any, before: Sequence[Any]) -> None:
-    warnings.resetwarnings()  # after which every warning is looked up again
+    warnings.resetwarnings()  # has every warning looked up again
     warnings.filters[:] = before
 
 
 def _read_builtins(builtins: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(builtins).items() if name != "_"}  # which a prompt sets
+    return {name: value for name, value in vars(builtins).items() if name != "_"}  # a prompt sets it
 
 
 def _write_builtins(builtins: Any, before: Mapping[str, Any]) -> None:
@@ -180,16 +185,47 @@ def _write_decimal(decimal: Any, before: tuple[Any, ...]) -> None:
     decimal.setcontext(decimal.Context(*before[:6], list(before[6]), list(before[7])))
 
 
-class _Modules:
-    """The loaded modules; equal to those before where each of these is still loaded and still the same object."""
+class Modules:
+    """The loaded modules.
 
-    def __init__(self, modules: Mapping[str, ModuleType]) -> None:
-        self._modules = tuple(modules.values())  # a new one goes to the end, and a replaced one where it was
+    They equal those `before` if all of these still exist and no code has added others without a spec, such as stubs;
+    imported modules have a spec.
+    """
+
+    def __init__(self, modules: Iterable[ModuleType | None]) -> None:
+        self._modules = tuple(modules)
 
     def __eq__(self, before: object) -> bool:
-        return isinstance(before, _Modules) and self._modules[: len(before._modules)] == before._modules
+        if not isinstance(before, Modules):
+            return False
+        count = len(before._modules)  # a new module goes to the end, and a replaced one keeps its position
+        if self._modules[:count] != before._modules and not before.ids() <= self.ids():
+            return False
+        return len(self._modules) == count or not any(map(_is_stub, self.since(before)))
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def ids(self) -> set[int]:
+        return {*map(id, self._modules)}
+
+    def since(self, before: Modules) -> list[ModuleType | None]:
+        """Returns the modules that were not there before."""
+        known = before.ids()
+        return [module for module in self._modules if id(module) not in known]
+
+    def after_import(self, old: Modules, new: Modules) -> Modules:
+        """Returns these and the modules that an import has added to `old`, which then are `new`."""
+        return Modules([*self._modules, *Modules(new.since(old)).since(self)])
+
+
+def _is_stub(module: ModuleType | None) -> bool:
+    return getattr(module, "__spec__", None) is None
+
+
+def _remove_stubs(sys: Any, before: Modules) -> None:
+    known = before.ids()
+    for name in [name for name, module in sys.modules.items() if id(module) not in known and _is_stub(module)]:
+        del sys.modules[name]
 
 
 PYTHON = (
@@ -229,7 +265,13 @@ PYTHON = (
     Entry("warnings filters", "warnings", lambda warnings: tuple(warnings.filters), _write_filters),
     attributes("the display of warnings", "warnings", "showwarning", "formatwarning"),
     Entry("the decimal context", "decimal", _read_decimal, _write_decimal),
-    pair("Python's random numbers", "random", "getstate", "setstate"),
+    Entry(
+        "Python's random numbers",
+        "random",
+        lambda random: random.getstate(),
+        lambda random, state: random.setstate(state),
+        drawn=True,
+    ),
     attributes("the temporary directory", "tempfile", "tempdir"),
     pair("the timeout of sockets", "socket", "getdefaulttimeout", "setdefaulttimeout"),
     Entry(
@@ -238,5 +280,5 @@ PYTHON = (
         lambda multiprocessing: multiprocessing.get_start_method(allow_none=True),
         lambda multiprocessing, method: multiprocessing.set_start_method(method, force=True),
     ),
-    Entry("replaced modules", "sys", lambda sys: _Modules(sys.modules), None),
+    Entry("modules of sys.modules", "sys", lambda sys: Modules(sys.modules.values()), _remove_stubs),
 )

@@ -4,8 +4,8 @@
         ...  # a trial, which may change any of `ENTRIES`
     process.lasting  # the names of the changes that could not be undone
 
-Nothing is imported for it: a library that is not loaded has nothing to restore. What a module sets while it is imported
-stays, since no later import of it would set that again.
+It imports no library: one that is not loaded has nothing to restore. Changes that a module makes during its import
+stay, since no later import would make them again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from trainer.runtime.process_entries import PYTHON, Entry
+from trainer.runtime.process_entries import PYTHON, Entry, Modules
 from trainer.runtime.process_libraries import LIBRARIES
 
 ENTRIES = (*PYTHON, *LIBRARIES)
 _UNREADABLE = object()
+# A module that is half imported or of another version lacks the name, a working directory may be deleted, and some
+# builds of torch refuse some reads. Such a value is left alone.
+_UNREADABLE_NOW = (AttributeError, ImportError, OSError, RuntimeError)
 
 
 class Snapshot:
-    """The state of the process at the time it is made; with `light`, of what costs no compiled code to restore."""
+    """The state of the process when the snapshot is made.
+
+    With `light` it omits entries whose restoration discards compiled code.
+    """
 
     def __init__(self, *, light: bool = False) -> None:
         self._entries = [entry for entry in ENTRIES if not (light and entry.compiled)]
@@ -35,20 +41,20 @@ class Snapshot:
 
     @property
     def imported(self) -> Sequence[str]:
-        """The names of entries by which numbers are computed and that an import has changed since."""
+        """Returns the names of numeric entries that an import has changed since."""
         return [*self._imported]
 
     def restore(self) -> list[str]:
-        """Put the state back; returns the names of the entries that stay changed."""
+        """Restores the state; returns the names of the entries that stay changed."""
         changed = self._changed(self._entries)
         for entry in changed:
             if entry.write is not None:
-                with suppress(Exception):  # of a library, which then still reads as changed
+                with suppress(Exception):  # a library's error; the entry then still reads as changed
                     entry.write(sys.modules[entry.module], self._values[entry.name])
-        return [entry.name for entry in self._changed(changed)]
+        return [entry.name for entry in self._changed([entry for entry in changed if not entry.drawn])]
 
     def differing(self, other: Snapshot) -> list[str]:
-        """The names of the entries by which numbers are computed and whose values differ between the two."""
+        """Returns the names of the numeric entries whose values differ between the two snapshots."""
         both = [entry for entry in self._entries if entry.name in self._values and entry.name in other._values]
         return [entry.name for entry in both if entry.numeric and self._values[entry.name] != other._values[entry.name]]
 
@@ -58,14 +64,14 @@ class Snapshot:
         return [entry for entry in known if now.get(entry.name, _UNREADABLE) != self._values[entry.name]]
 
     def take_over(self, before: Snapshot, after: Snapshot) -> None:
-        """Keep what an import changed between two snapshots."""
+        """Keeps the changes of an import between two snapshots."""
         for entry in self._entries:
             if entry.name not in after._values:
                 continue
             old, new = before._values.get(entry.name), after._values[entry.name]
             if entry.name not in self._values:
                 self._values[entry.name] = new
-            elif old != new and entry.write is not None:
+            elif old != new:
                 self._values[entry.name] = _merged(self._values[entry.name], old, new)
                 if entry.numeric:
                     self._imported[entry.name] = None
@@ -75,33 +81,33 @@ def _read(entries: Sequence[Entry]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for entry in entries:
         if (module := sys.modules.get(entry.module)) is not None:
-            try:
+            with suppress(*_UNREADABLE_NOW):
                 values[entry.name] = entry.read(module)
-            except Exception:  # a value that cannot be read, such as a directory that is gone, is left alone
-                continue
     return values
 
 
 def _merged(kept: Any, old: Any, new: Any) -> Any:
-    """The value `kept`, changed as `old` was changed to `new`: key by key of a dict, item by item of a tuple."""
+    """Returns `kept`, changed as `old` was changed to `new`: key by key of a dict, entry by entry of a tuple."""
+    if isinstance(kept, Modules):
+        return kept.after_import(old, new)
     if isinstance(kept, dict) and isinstance(old, dict):
         merged = {key: value for key, value in kept.items() if key in new or key not in old}
         return merged | {key: value for key, value in new.items() if key not in old or old[key] != value}
     if isinstance(kept, tuple) and isinstance(old, tuple) and kept != old:
-        added = tuple(item for item in new if item not in old and item not in kept)
+        added = tuple(entry for entry in new if entry not in old and entry not in kept)
         return added + kept if new[: len(added)] == added else kept + added
     return new
 
 
 class Kept(Snapshot):
-    """A snapshot that `kept` restores; `lasting` then has the names of what stays changed."""
+    """A snapshot that `kept` restores; `lasting` then has the names of the entries that stay changed."""
 
     lasting: Sequence[str] = ()
 
 
 @contextmanager
 def kept() -> Iterator[Kept]:
-    """Restore the state of the process at the end of the block, whatever ends it."""
+    """Restores the state of the process at the end of the block, however it ends."""
     before = Kept()
     try:
         with following(before):
@@ -112,7 +118,7 @@ def kept() -> Iterator[Kept]:
 
 @contextmanager
 def following(snapshot: Snapshot) -> Iterator[None]:
-    """Add to the snapshot, within the block, what imports of modules change."""
+    """Adds to the snapshot, within the block, the changes that imports make."""
     _imports.follow(snapshot)
     try:
         yield
@@ -121,9 +127,9 @@ def following(snapshot: Snapshot) -> Iterator[None]:
 
 
 class _Imports:
-    """Watches imports: a finder of `sys.meta_path` that finds what the others do and looks on while that is executed.
+    """Watches imports: a finder of `sys.meta_path` that delegates to the others and watches the execution of modules.
 
-    Only the outermost import is looked at, whose changes are those of all that it imports.
+    Only the outermost import is watched, whose changes include those of all that it imports.
     """
 
     def __init__(self) -> None:
@@ -148,7 +154,7 @@ class _Imports:
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = spec and spec.loader
         if loader is not None and not isinstance(loader, type) and hasattr(loader, "exec_module"):
-            with suppress(AttributeError):  # a loader that takes no attributes is not looked at
+            with suppress(AttributeError):  # a loader that takes no attributes is not watched
                 loader.exec_module = _Execution(self, loader)
         return spec
 
@@ -165,7 +171,7 @@ class _Imports:
 
 
 class _Execution:
-    """Stands for `exec_module` of a loader, once."""
+    """Replaces `exec_module` of a loader, once."""
 
     def __init__(self, imports: _Imports, loader: Any) -> None:
         self._imports, self._loader = imports, loader

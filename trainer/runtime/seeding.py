@@ -1,24 +1,24 @@
-"""Stateless randomness: every random number is a function of (seed, stream, counters).
+"""Seeds random numbers statelessly: every random number is a function of (seed, stream, counters).
 
-No generator's state is ever saved. Before anything that may draw, the generators are seeded anew from the run's seed,
-the name of what is about to draw, and where it stands: the epoch, the step and micro-step, or the sample's index. So
-resuming needs no more than the step, and the number of loader workers changes nothing.
+No generator's state is ever saved. Before any code that may draw, the generators are seeded from the run's seed, the
+name of the drawing code, and its position: the epoch, the step and micro-step, or the sample's index. So resuming needs
+only the step, and the number of loader workers does not matter.
 
-    attempt    what a trial draws before its own code has seeded anything
+    attempt    draws of a trial before its own code has seeded anything
     init       model()
-    weights/<name>                     one layer's, where train.init draws them
+    weights/<name>                     one layer's weights, if train.init draws them
     data       train_set()
     shuffle    (epoch)                 the order of the samples
-    bucket     (epoch)                 which of the buckets' windows comes when
-    pack       (epoch)                 which document stands where in the packed rows
-    curriculum (epoch)                 what is drawn of the samples that are visible
+    bucket     (epoch)                 the order of the buckets' windows
+    pack       (epoch)                 the documents' places in the packed rows
+    curriculum (epoch)                 the draws among the visible samples
     mixture    (source)                the seed of a source's own order
     fetch      (epoch, first index)    reading one micro-batch of the data set
     augment    (epoch, index)          one sample's augmentation
-    step       (step, micro-step)      dropout and whatever else the loss draws; of several ranks, also the share
-    stage, sequence (number, place)    what a pipeline's stage, or dropout on a part of the sequence, draws
+    step       (step, micro-step)      dropout and other draws of the loss; with several ranks, also by share
+    stage, sequence (number, place)    draws of a pipeline's stage, or of dropout on a part of the sequence
     powersgd/<name>                    the first factor of a matrix that PowerSGD sends
-    curvature  (step)                  the directions in which Sophia looks at it
+    curvature  (step)                  the directions of Sophia's estimate
     evaluate   (step)                  evaluation
     gradient_noise (step)              noise added to the gradient
 """
@@ -34,7 +34,7 @@ from trainer.runtime.first_seed import derive
 
 
 def seed_all(value: int) -> None:
-    """Seed the global generators of torch (CPU and the current CUDA device), numpy and python.
+    """Seeds the global generators of torch (CPU and the current CUDA device), numpy and python.
 
     `torch.manual_seed` walks all backends and takes some 80 us; seeding the generators themselves takes about one.
     """
@@ -46,6 +46,6 @@ def seed_all(value: int) -> None:
 
 
 def shuffled(seed: int, epoch: int, size: int) -> list[int]:
-    """The order in which epoch `epoch` visits the `size` samples: a permutation."""
+    """Returns the order in which epoch `epoch` visits the `size` samples: a permutation."""
     generator = torch.Generator().manual_seed(derive(seed, "shuffle", epoch))
     return torch.randperm(size, generator=generator).tolist()

@@ -1,5 +1,4 @@
-"""Gives a model's tensors memory of their own and dense gradients, refuses what no checkpoint holds, and tells those of
-which a rank has a part."""
+"""Makes a model's tensors writable and its gradients dense, and refuses tensors that no checkpoint can hold."""
 
 from __future__ import annotations
 
@@ -10,34 +9,35 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from trainer.compat.modules import buffers_in, unsaved_in
 from trainer.errors import TrainerError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-OF_LAZY = "subclass UninitializedParameter"  # torch's words where a lazy layer is made of fake tensors
+OF_LAZY = "subclass UninitializedParameter"  # part of torch's error for a lazy layer with fake tensors
 
 
 def divided(tensor: Any) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor. Until something has imported those, which takes 0.6 s of a processor, nothing is."""
+    """Returns True for a DTensor. Before DTensors are imported, which takes 0.6 s of a processor, there are none."""
     dtensors: Any = sys.modules.get("torch.distributed.tensor")
     return dtensors is not None and isinstance(tensor, dtensors.DTensor)
 
 
 def settle(model: nn.Module) -> nn.Module:
-    """The same `model`, every parameter and buffer of which can be written to, saved and loaded.
+    """Returns the same `model`, whose parameters and buffers can all be written to, saved and loaded.
 
-    A tensor that expand() has made has fewer places in memory than elements, which nothing can be loaded into: it gets
-    a copy. An embedding with sparse=True gives a dense gradient, of the same values: optimizers, clipping and ranks
-    take no other. Raises TrainerError, naming it, for a tensor that a checkpoint does not hold.
+    A tensor made by expand() has less memory than elements, so nothing can be loaded into it: it is copied. An
+    embedding with sparse=True gives a dense gradient, of the same values: optimizers, clipping and ranks require dense
+    gradients. Raises TrainerError, naming it, for a tensor that a checkpoint does not hold.
     """
     copies: dict[int, Tensor] = {}
     for module in model.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             module.sparse = False
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_in(module).items():
             if buffer is not None and not nn.parameter.is_lazy(buffer) and _expanded(buffer):
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone().contiguous())
+                buffers_in(module)[name] = copies.setdefault(id(buffer), buffer.detach().clone().contiguous())
     for p in model.parameters():
         if not nn.parameter.is_lazy(p) and _expanded(p):
             p.data = p.data.clone(memory_format=torch.contiguous_format)
@@ -51,7 +51,7 @@ def settle(model: nn.Module) -> nn.Module:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Tells whether two tensors are equal to the bit, so that NaN equals NaN and 0.0 differs from -0.0."""
+    """Returns True if two tensors are equal to the bit, so that NaN equals NaN and 0.0 differs from -0.0."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     local = (x.to_local() if divided(x) else x for x in (a, b))
@@ -61,11 +61,11 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def left_out(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor | None]]:
     """Yields (module, its name for it, the model's name for it, buffer) for each buffer that state_dict leaves out.
 
-    A buffer that no checkpoint can hold is passed over.
+    A buffer that no checkpoint can hold is skipped.
     """
     for prefix, module in model.named_modules():
-        for name in sorted(module._non_persistent_buffers_set):
-            buffer = module._buffers.get(name)
+        for name in sorted(unsaved_in(module)):
+            buffer = buffers_in(module).get(name)
             if buffer is None or not (nn.parameter.is_lazy(buffer) or _unsavable(buffer)):
                 yield module, name, f"{prefix}.{name}" if prefix else name, buffer
 
@@ -73,9 +73,9 @@ def left_out(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, Tensor | N
 def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     for prefix, module in model.named_modules():
-        left_out = module._non_persistent_buffers_set
-        own = module.named_buffers(prefix, recurse=False)
-        yield from ((name, buffer) for name, buffer in own if name.rpartition(".")[2] not in left_out)
+        left_out = unsaved_in(module)
+        named = module.named_buffers(prefix, recurse=False)
+        yield from ((name, buffer) for name, buffer in named if name.rpartition(".")[2] not in left_out)
 
 
 def _expanded(tensor: Tensor) -> bool:

@@ -1,5 +1,7 @@
-"""Chooses how many threads may compute a number: over another number of threads a sum differs in its last bits.
-Torch-free."""
+"""Limits the number of threads of numerical libraries, since a sum differs in its last bits with another number.
+
+Torch-free.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-ONE = dict.fromkeys(VARIABLES, "1")  # the environment of a process that is to start with one thread
+ONE = dict.fromkeys(VARIABLES, "1")  # the environment for a process with one thread
 
 
 @contextmanager
 def limited(count: int) -> Iterator[None]:
-    """Give torch, if installed, and every BLAS and OpenMP pool of this process `count` threads, and back what they had.
+    """Gives torch, if installed, and every BLAS and OpenMP pool of this process `count` threads within the block.
 
-    A library that the block loads reads the environment, which says the same until the block ends.
+    A library loaded in the block reads the environment, which has the same limit until the block ends.
     """
     torch = import_module("torch") if find_spec("torch") else None
     threads = torch.get_num_threads() if torch else 0
@@ -39,15 +41,17 @@ def limited(count: int) -> Iterator[None]:
             torch.set_num_threads(threads)
         for name, value in environ.items():
             if value is None:
-                os.environ.pop(name, None)  # which the block may have removed
+                os.environ.pop(name, None)  # the block may have removed it
             else:
                 os.environ[name] = value
 
 
 @lru_cache(maxsize=1)
 def _pools(modules: int) -> ThreadpoolController:
-    """The pools of this process. Looking for them takes milliseconds: it is done again once more `modules` are there,
-    as it is by imports that libraries come."""
+    """Returns the pools of this process.
+
+    The search takes milliseconds, so it is repeated only once more `modules` are loaded: libraries come with imports.
+    """
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -1,6 +1,7 @@
-"""`hpo ablate`: a trial, by default the best, with each of its parameters, one at a time, back at its default.
+"""`hpo ablate`: trains a trial, by default the best, again with one parameter at a time set back to its default.
 
-What gets worse shows what the search has found; what does not is a parameter that needs no tuning.
+A variant that is worse shows that the search gained from this parameter; one that is not worse, that the parameter
+needs no tuning.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any
 
-from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, not_repeated
+from hpo.door import option
 from hpo.errors import SpaceError, UserError
+from hpo.search.spread import Spread
 from hpo.space.config import as_json, flatten
 from hpo.text import aligned, command, counted
 
@@ -22,18 +25,25 @@ FOUND, DEFAULTS = "as found", "all defaults"
 
 @dataclass(frozen=True)
 class Variant:
-    """The best trial's parameters with `label` at its default, which is `default`; those of `along` depend on what it
-    was and go too. `refused` says why there is no such configuration."""
+    """The trial's parameters with `label` at its default.
+
+    default  the default of that parameter
+    along    parameters that are dropped too, since they are active only with the value that `label` had
+    refused  the reason why the configuration is invalid; empty if it is valid
+    """
 
     label: str
     params: Mapping[str, Any]
-    default: Any = None
+    default: object = None
     along: Sequence[str] = ()
     refused: str = ""
 
 
 def variants(of: SourceStudy, trial: Mapping[str, Any]) -> list[Variant]:
-    """As found, each parameter that is not at its default, and none of them."""
+    """Returns the unchanged trial, a variant for each parameter that is not at its default, and one with all defaults.
+
+    The last is left out if only one parameter differs. Raises UserError if none does.
+    """
     best = trial["params"]
     changed = [path for path in best if best[path] != of.base.get(path)]
     if not changed:
@@ -47,7 +57,7 @@ def variants(of: SourceStudy, trial: Mapping[str, Any]) -> list[Variant]:
     ]
 
 
-def _without(of: SourceStudy, best: Mapping[str, Any], path: str) -> Variant:
+def _without(of: SourceStudy, best: Mapping[str, object], path: str) -> Variant:
     params = _active(of, {name: value for name, value in best.items() if name != path})
     along = sorted(best.keys() - params.keys() - {path})
     try:
@@ -57,7 +67,7 @@ def _without(of: SourceStudy, best: Mapping[str, Any], path: str) -> Variant:
 
 
 def _taken(config: Any, path: str) -> Any:
-    """What a field is trained with: where an optimizer's is left open, the optimizer's own."""
+    """Returns the value that a field is trained with: for an unset hyperparameter the optimizer's default."""
     from trainer.config.optim import OptimConfig
 
     value = flatten(as_json(config))[path]
@@ -69,8 +79,8 @@ def _taken(config: Any, path: str) -> Any:
     return taken["betas"][int(name[-1]) - 1] if name in ("beta1", "beta2") and "betas" in taken else taken.get(name)
 
 
-def _active(of: SourceStudy, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those whose conditions still hold, also by one another, where what is not among `params` has its default."""
+def _active(of: SourceStudy, params: Mapping[str, object]) -> Mapping[str, Any]:
+    """Returns the parameters whose conditions hold, given each other and the defaults of those not in `params`."""
     conditions = {path: of.study.space.dimensions[path].conditions for path in params}
     kept = {
         path: value
@@ -81,23 +91,30 @@ def _active(of: SourceStudy, params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def listed(of: SourceStudy, found: Sequence[Variant], seeds: int) -> list[dict[str, Any]]:
-    """The variants, as found too, each under the same `seeds` seeds: by that of the trial it was selected."""
+    """Returns the valid variants, including the unchanged trial, each under the same `seeds` seeds.
+
+    The trial's own seed is not used again, since the trial was selected by it.
+    """
     return [
-        {"label": one.label, "params": {**one.params, SEED: seed}}
-        for one in found
-        if not one.refused
+        {"label": variant.label, "params": {**variant.params, SEED: seed}}
+        for variant in found
+        if not variant.refused
         for seed in of.unused_seeds(seeds)
     ]
 
 
 @dataclass(frozen=True)
 class Ablated:
-    """One variant: what it came to, and by how much it is worse than what was found, seed by seed. What went `along`
-    is part of the difference."""
+    """The result of one variant.
+
+    selected  the value that the parameter has in the trial
+    value     the variant's values
+    worse     by how much they are worse than the trial's, seed by seed, including the effect of `along`
+    """
 
     label: str
-    found: Any
-    default: Any
+    selected: object
+    default: object
     value: Spread | None
     worse: Spread | None
     along: Sequence[str]
@@ -106,9 +123,9 @@ class Ablated:
 
 @dataclass(frozen=True)
 class Ablation:
-    """By one objective: the variants, what was found first, then by what they cost.
+    """The variants by one objective: the unchanged trial first, then the others, worst first.
 
-    `changed`: the trial's parameters changed in the middle of training, and what was found are the last ones.
+    changed  whether the trial's parameters changed during training; the variants then start from the last ones
     """
 
     study: str
@@ -118,6 +135,12 @@ class Ablation:
     metric: str
     rows: Sequence[Ablated]
 
+    def as_json(self) -> dict[str, Any]:
+        rows = [asdict(row) for row in self.rows]
+        return asdict(self) | {
+            "rows": [{"label": row.pop("label"), "found": row.pop("selected"), **row} for row in rows]
+        }
+
 
 def ablations(
     of: SourceStudy,
@@ -126,12 +149,12 @@ def ablations(
     tried: Sequence[Variant],
     found: Mapping[str, Sequence[SeedRun]],
 ) -> list[Ablation]:
-    """One for each objective."""
+    """Returns an ablation for each objective."""
     ablated = []
-    for place, objective in enumerate(of.objectives):
-        values = {label: [run.values[place] for run in runs] for label, runs in found.items()}
+    for index, objective in enumerate(of.objectives):
+        values = {label: [run.values[index] for run in runs] for label, runs in found.items()}
         sign = 1.0 if objective.direction == "minimize" else -1.0
-        rows = [_ablated(trial, one, values.get(one.label, []), values[FOUND], sign) for one in tried]
+        rows = [_ablated(trial, variant, values.get(variant.label, []), values[FOUND], sign) for variant in tried]
         rows.sort(key=lambda row: (row.label != FOUND, row.worse is None, -row.worse.mean if row.worse else 0.0))
         ablated.append(Ablation(of.name, name, trial["number"], trial["changed"], objective.metric, rows))
     return ablated
@@ -139,34 +162,34 @@ def ablations(
 
 def _ablated(
     trial: Mapping[str, Any],
-    one: Variant,
+    variant: Variant,
     values: Sequence[float | None],
     as_found: Sequence[float | None],
     sign: float,
 ) -> Ablated:
     worse = Spread.of_pairs(values, as_found, sign)
-    worse = None if one.label == FOUND else worse
-    of_it = Spread.of(values), worse, one.along, one.refused
-    return Ablated(one.label, trial["params"].get(one.label), one.default, *of_it)
+    worse = None if variant.label == FOUND else worse
+    results = Spread.of(values), worse, variant.along, variant.refused
+    return Ablated(variant.label, trial["params"].get(variant.label), variant.default, *results)
 
 
-def facts(found: Sequence[Ablation]) -> Any:
-    """JSON values: an object, or of several objectives a list of them."""
-    rows = [asdict(one) for one in found]
+def facts(found: Sequence[Ablation]) -> object:
+    """Returns JSON values: an object, or a list of objects where there are several objectives."""
+    rows = [ablation.as_json() for ablation in found]
     return rows if len(rows) > 1 else rows[0]
 
 
 def describe(found: Sequence[Ablation]) -> str:
-    """A table for each objective."""
+    """Returns a table for each objective."""
     return "\n\n".join(map(_described, found))
 
 
 def _described(found: Ablation) -> str:
-    """A line for each variant."""
+    """Returns a table with a line for each variant, and the notes below it."""
     table = [["at its default", "found", "default", found.metric, "worse by"]]
     for row in found.rows:
-        own = ["", ""] if row.label in (FOUND, DEFAULTS) else [_short(row.found), _short(row.default)]
-        table.append([row.label, *own, str(row.value or "no value"), _worse(row)])
+        cells = ["", ""] if row.label in (FOUND, DEFAULTS) else [_short(row.selected), _short(row.default)]
+        table.append([row.label, *cells, str(row.value or "no value"), _worse(row)])
     lines = aligned(table)
     if any(row.value is None and not row.refused for row in found.rows):
         lines.append(f"what came to no value: `{command(f'compare --study {found.name}')}` says why")
@@ -178,16 +201,16 @@ def _described(found: Ablation) -> str:
     )
     lines += not_repeated([found.trial] if found.changed else [])
     if seeds == 1:
-        lines.append("One seed cannot tell a small difference from chance: --seeds 3 can.")
+        lines.append(f"One seed cannot tell a small difference from chance: {option('seeds', '3')} can.")
     return "\n".join(lines)
 
 
 def _worse(row: Ablated) -> str:
-    """By how much; 0 for what is no more than the rounding of a float32, in which most metrics are computed."""
+    """Returns the difference as text: 0 within the rounding of a float32, in which most metrics are computed."""
     if row.worse is None or row.value is None:
         return ""
     return "0" if abs(row.worse.mean) <= ROUNDING * abs(row.value.mean) and not row.worse.error else str(row.worse)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value)

@@ -1,7 +1,7 @@
-"""`hpo confirm`: the best trials again under other seeds, judged by held-out values too.
+"""`hpo confirm`: trains the best trials again under other seeds, and judges them by held-out values too.
 
-The best of many trials is partly the luckiest: its own value is too good on average. What its configuration is worth
-is said by runs that took no part in the choice, and by data that took none.
+The best of many trials is partly the luckiest: on average its value is too good. Runs and data that took no part in
+the selection measure what its configuration is worth.
 """
 
 from __future__ import annotations
@@ -10,78 +10,71 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hpo.analysis.follow_up.derived_study import SEED, SeedRun, SourceStudy, Spread, not_repeated
+from hpo.analysis.follow_up.derived_study import SeedRun, SourceStudy, not_repeated
+from hpo.declaration import content
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.ledger import Ledger, live_queries, queries
+from hpo.ledger import Ledger, queries
+from hpo.ledger.answer import label
+from hpo.ledger.views import live as live_queries
+from hpo.search.confirming import DEFAULT, DEFAULT_NAME
 from hpo.search.ranking import best_of, rank
+from hpo.search.spread import Spread, doubt
 from hpo.space.objective import Objective, hold_out_of
 from hpo.text import aligned, counted
 
-MOST_SEEDS = 30  # above it a difference is too small to be worth telling
-
-
-def listed(of: SourceStudy, top: int, seeds: int) -> list[dict[str, Any]]:
-    """The `top` best trials, each under the same `seeds` seeds that the study has not used.
-
-    With several objectives they are those that together cover the front best.
-    """
-    return [
-        {"label": _label(trial["number"]), "params": {**trial["params"], SEED: seed}}
-        for trial in of.best(top)
-        for seed in of.unused_seeds(seeds)
-    ]
-
-
-def _label(number: int) -> str:
-    return f"trial {number}"
-
 
 def held_out(of: SourceStudy, given: str | None) -> list[str | None]:
-    """The metric that no trial is selected by, for each objective: `test/x` of `val/x`, or for the only one that given.
+    """Returns the held-out metric of each objective: `test/x` for `val/x`, or `given` for a single objective.
 
-    Raises UserError where one is given for several objectives.
+    Raises UserError if a metric is given and the study has several objectives.
     """
     if given is None:
-        return [hold_out_of(one.metric) for one in of.objectives]
+        return [hold_out_of(objective.metric) for objective in of.objectives]
     if len(of.objectives) > 1:
         raise UserError(
-            f"--hold-out {given}: study {of.name!r} has {len(of.objectives)} objectives, each with a held-out "
-            "metric of its own, test/x for val/x: leave it away."
+            f"{option('hold_out', given)}: study {of.name!r} has {len(of.objectives)} objectives, each with a held-out "
+            "metric of its own, test/x for val/x: omit this option."
         )
     return [given]
 
 
-def check_measured(ledger: Ledger, of: SourceStudy, own: str, given: str | None, overrides: Mapping[str, Any]) -> None:
-    """Raise UserError, before anything is trained, where the metric that was given by --hold-out is one that no trial
-    of either study has reported, and neither `overrides` nor code that has changed since may have the task measure it.
+def check_measured(
+    ledger: Ledger, of: SourceStudy, own: str, given: str | None, overrides: Mapping[str, object]
+) -> None:
+    """Raises UserError, before anything is trained, for a metric given by --hold-out that cannot be measured.
+
+    Such a metric was reported by no trial of either study, and neither `overrides` nor changed code can make the task
+    report it.
     """
     if given is None or overrides:
         return
     with ledger.read() as connection:
         names = {of.name, own}.intersection(queries.study_names(connection))
         rows = {name: queries.study_row(connection, name) for name in names}
-        if any(live_queries.has_reported(connection, row["id"], given) for row in rows.values()):
+        if any(live_queries.has_reported(connection, row.id, given) for row in rows.values()):
             return
-        if rows[of.name]["identity"].get("code") != of.study.code_sha256():
+        if rows[of.name].identity.get("code") != content.code_sha256(of.study):
             return
         error = live_queries.unreported(connection, rows[of.name], given)
-    raise UserError(f"--hold-out: {error}")
+    raise UserError(f"{option('hold_out')}: {error}")
 
 
 def check_reported(ledger: Ledger, found: Sequence[Confirmation], given: str | None) -> None:
-    """Raise UserError where the metric that was given by --hold-out is one that no run has reported."""
-    if given is None or any(row.held_out for one in found for row in one.rows):
+    """Raises UserError if no run has reported the metric that was given by --hold-out."""
+    if given is None or any(row.held_out for confirmation in found for row in confirmation.rows):
         return
     with ledger.read() as connection:
         error = live_queries.unreported(connection, queries.study_row(connection, found[0].name), given)
-    raise UserError(f"--hold-out: {error}")
+    raise UserError(f"{option('hold_out')}: {error}")
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """One configuration: its value when it was selected, and what it came to under other seeds.
+    """One configuration: its value when it was selected, and its values under other seeds.
 
-    `changed`: its parameters changed in the middle of training, and here the last ones train it from the beginning.
+    changed  whether its parameters changed during training; the new runs use the last ones from the beginning
+    left     whether it has left the race, and so has fewer seeds than others
     """
 
     trial: int
@@ -90,20 +83,23 @@ class Confirmed:
     again: Spread | None
     held_out: Spread | None
     failed: int
+    left: bool = False
 
     @property
     def gap(self) -> float | None:
-        """Held out minus selected."""
+        """Returns the held-out value minus the selected one."""
         return None if self.held_out is None else self.held_out.mean - self.selected
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """By one objective: the configurations, the best under other seeds first.
+    """The configurations by one objective, the best under other seeds first.
 
-    `front` are the trials that under other seeds no other is better than in every objective; with one, the best.
-    `gap` is held out minus selected, over the trials; `ahead` by how much the first one is better than the second, over
-    the seeds.
+    front  the trials that under other seeds no other trial beats in every objective; with one objective the best
+    gap    held out minus selected, over the trials
+    ahead  by how much the first one is better than the second, over the seeds
+    default  the default configuration under other seeds; None where it was not trained, or is one of the trials
+    gain   by how much the first one is better than the default, over the seeds
     """
 
     study: str
@@ -114,6 +110,8 @@ class Confirmation:
     front: Sequence[int]
     gap: Spread | None
     ahead: Spread | None
+    default: Spread | None = None
+    gain: Spread | None = None
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]}
@@ -122,50 +120,55 @@ class Confirmation:
 def confirmations(
     of: SourceStudy, name: str, hold_outs: Sequence[str | None], found: Mapping[str, Sequence[SeedRun]]
 ) -> list[Confirmation]:
-    """One for each objective."""
-    runs = {one["number"]: found[label] for one in of.ranked if (label := _label(one["number"])) in found}
-    means = {number: [_mean(own, place) for place in range(len(of.objectives))] for number, own in runs.items()}
-    known = {number: own for number, own in means.items() if None not in own}
+    """Returns a confirmation for each objective."""
+    trials = {trial["number"]: trial for trial in of.ranked}
+    runs = {number: found[label(number)] for number in trials if label(number) in found}
+    most = max(map(len, runs.values()), default=0)
+    whole = {number: seeds for number, seeds in runs.items() if len(seeds) == most}
+    means = {number: [_mean(seeds, index) for index in range(len(of.objectives))] for number, seeds in whole.items()}
+    known = {number: values for number, values in means.items() if None not in values}
     front = best_of(of.spec.objectives, known)  # pyright: ignore[reportArgumentType]
-    trials = {one["number"]: one for one in of.ranked}
-    confirmed = []
-    for place, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
-        rows = [_confirmed(trials[number], own, place) for number, own in runs.items()]
-        rows.sort(key=lambda row: rank(objective.to_json(), row.trial, row.again.mean if row.again else None))
+    confirmed, default = [], found.get(DEFAULT, ())
+    for index, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
+        rows = [_confirmed(trials[number], seeds, index, left=number not in whole) for number, seeds in runs.items()]
+        declared = objective.to_json()
+        rows.sort(key=lambda row: (row.left, *rank(declared, row.trial, row.again.mean if row.again else None)))
         gap = Spread.of([row.gap for row in rows])
-        ahead = _ahead(objective, place, *(runs[row.trial] for row in rows[:2])) if len(rows) > 1 else None
-        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front, gap, ahead))
+        ahead = _ahead(objective, index, *(runs[row.trial] for row in rows[:2])) if len(rows) > 1 else None
+        base = Spread.of([run.values[index] for run in default])
+        gain = _ahead(objective, index, runs[rows[0].trial], default) if rows and default else None
+        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front, gap, ahead, base, gain))
     return confirmed
 
 
-def _ahead(objective: Objective, place: int, first: Sequence[SeedRun], second: Sequence[SeedRun]) -> Spread | None:
-    """By how much the first is better, under each seed against the second under the same."""
-    values, others = ([run.values[place] for run in runs] for runs in (first, second))
+def _ahead(objective: Objective, index: int, first: Sequence[SeedRun], second: Sequence[SeedRun]) -> Spread | None:
+    """Returns by how much the first is better than the second, seed by seed."""
+    values, others = ([run.values[index] for run in runs] for runs in (first, second))
     return Spread.of_pairs(values, others, -1.0 if objective.direction == "minimize" else 1.0)
 
 
-def _mean(runs: Sequence[SeedRun], place: int) -> float | None:
-    spread = Spread.of([run.values[place] for run in runs])
+def _mean(runs: Sequence[SeedRun], index: int) -> float | None:
+    spread = Spread.of([run.values[index] for run in runs])
     return None if spread is None else spread.mean
 
 
-def _confirmed(trial: Mapping[str, Any], runs: Sequence[SeedRun], place: int) -> Confirmed:
-    values = [run.values[place] for run in runs]
-    held = Spread.of([run.held_out[place] for run in runs])
-    which = trial["number"], trial["changed"], trial["values"][place]
-    return Confirmed(*which, Spread.of(values), held, values.count(None))
+def _confirmed(trial: Mapping[str, Any], runs: Sequence[SeedRun], index: int, *, left: bool) -> Confirmed:
+    values = [run.values[index] for run in runs]
+    hold_out = Spread.of([run.held_out[index] for run in runs])
+    selected = trial["number"], trial["changed"], trial["values"][index]
+    return Confirmed(*selected, Spread.of(values), hold_out, values.count(None), left)
 
 
 def facts(found: Sequence[Confirmation]) -> Any:
-    """JSON values: an object, or of several objectives a list of them."""
-    rows = [one.as_json() for one in found]
+    """Returns JSON values: an object, or a list of objects where there are several objectives."""
+    rows = [confirmation.as_json() for confirmation in found]
     return rows if len(rows) > 1 else rows[0]
 
 
 def describe(found: Sequence[Confirmation], given: str | None = None) -> str:
-    """A table for each objective, and what they say; `given` by --hold-out."""
+    """Returns a table and notes for each objective; `given` is the metric of --hold-out."""
     named = given is not None or len(found) > 1
-    tables = "\n\n".join(_described(one, named=named) for one in found)
+    tables = "\n\n".join(_described(confirmation, named=named) for confirmation in found)
     if len(found) == 1 or not found[0].front:
         return tables
     front = ", ".join(map(str, found[0].front))
@@ -173,7 +176,7 @@ def describe(found: Sequence[Confirmation], given: str | None = None) -> str:
 
 
 def _described(found: Confirmation, named: bool) -> str:
-    """A line for each configuration, and what they say."""
+    """Returns a table with a line for each configuration, and notes on it."""
     known = any(row.held_out for row in found.rows)
     table = [["trial", "selected", f"{found.metric} again", *([str(found.hold_out), "gap"] if known else [])]]
     for row in found.rows:
@@ -181,17 +184,22 @@ def _described(found: Confirmation, named: bool) -> str:
         if known:
             cells += [str(row.held_out or "none"), "" if row.gap is None else f"{row.gap:+.3g}"]
         table.append(cells)
+    if found.default:
+        table.append([DEFAULT, "", str(found.default), *(["", ""] if known else [])])
     return "\n".join([*aligned(table), *notes(found, named)])
 
 
 def _seedless(found: Confirmation) -> bool:
-    """Whether every configuration that has several values has one and the same, but for rounding."""
+    """Returns whether the values of each configuration are equal up to rounding; False if none has several."""
     several = [row.again for row in found.rows if row.again and row.again.count > 1]
-    return bool(several) and all((one.error or 0.0) <= 1e-12 * abs(one.mean) for one in several)
+    return bool(several) and all((spread.error or 0.0) <= 1e-12 * abs(spread.mean) for spread in several)
 
 
 def notes(found: Confirmation, named: bool) -> list[str]:
-    """What the table says, a sentence a line; `named`: --hold-out was given, or cannot be, with several objectives."""
+    """Returns notes about the table, one a line.
+
+    named  whether --hold-out was given, or cannot be, since there are several objectives
+    """
     first, known = found.rows[0], any(row.held_out for row in found.rows)
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
@@ -199,12 +207,18 @@ def notes(found: Confirmation, named: bool) -> list[str]:
     if _seedless(found):
         lines.append("no value differs between the seeds: the training does not use its seed, so luck is not measured")
     lines += not_repeated([row.trial for row in found.rows if row.changed])
+    if left := [row.trial for row in found.rows if row.left]:
+        lines.append(f"left the race after fewer seeds: trial{'s' if left[1:] else ''} {', '.join(map(str, left))}")
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing was chosen by that")
         if found.gap and found.gap.error is not None:
             lines.append(f"mean gap {found.gap.described('trial')}")
     elif found.hold_out:
-        other = "have the task measure it" if named else "name a metric by --hold-out, or have the task measure it"
+        other = (
+            "have the task measure it"
+            if named
+            else f"name a metric by {option('hold_out')}, or have the task measure it"
+        )
         lines.append(f"no trial has reported {found.hold_out}: {other}")
     if failed := sum(row.failed for row in found.rows):
         lines.append(f"{counted(failed, 'run')} came to no value and {'is' if failed == 1 else 'are'} in no mean")
@@ -212,27 +226,33 @@ def notes(found: Confirmation, named: bool) -> list[str]:
         return [*lines, "no run came to a value"]
     lines.append(f"best under other seeds: trial {first.trial}")
     if found.ahead:
-        lines[-1] += f"; it is better than trial {found.rows[1].trial} by {found.ahead.described('seed')}"
-        lines[-1] += ", seed by seed"
-        if said := undecided(found):
-            lines.append(said)
-    return lines
+        lines[-1] += f"; it is {found.ahead.against(f'trial {found.rows[1].trial}')}, seed by seed"
+    if found.gain:
+        lines.append(f"it is {found.gain.against(DEFAULT_NAME)}, seed by seed")
+    return [*lines, *doubts(found)]
+
+
+def doubts(found: Confirmation) -> list[str]:
+    """Returns the sentences that the first trial cannot be told from the second, or from the default configuration."""
+    return list(filter(None, [undecided(found), undecided_from_default(found)]))
 
 
 def undecided(found: Confirmation) -> str:
-    """That the first two cannot be told apart, and how many seeds might do that, if they differ by as much as they seem
-    to; else empty."""
-    ahead = found.ahead
-    if ahead is None or ahead.error is None or ahead.interval()[0] > 0:
+    """Returns a note if the difference between the first two trials may be chance, else an empty text.
+
+    It names the number of seeds that would tell them apart if the difference stays as it is.
+    """
+    if len(found.rows) < 2:
         return ""
-    low, high = ahead.interval()
-    first, second = (row.trial for row in found.rows[:2])
-    said = f"{counted(ahead.count, 'seed')} cannot tell trial {first} from trial {second}: the 95 % interval of the "
-    said += f"difference is {low:+.2g} to {high:+.2g}"
-    needed = seeds_needed(ahead)
-    return said + (f"; --seeds {needed} may tell" if needed else "; either will do")
+    first, second = (f"trial {row.trial}" for row in found.rows[:2])
+    return doubt(found.ahead, first, second, option("seeds", "{}"))
 
 
-def seeds_needed(ahead: Spread) -> int | None:
-    """The fewest seeds whose interval would leave 0 out, should mean and deviation stay; None above MOST_SEEDS."""
-    return next((n for n in range(ahead.count + 1, MOST_SEEDS + 1) if ahead.interval(n)[0] > 0), None)
+def undecided_from_default(found: Confirmation) -> str:
+    """Returns such a note on the first trial and the default configuration."""
+    if not found.rows or found.gain is None:
+        return ""
+    first = f"trial {found.rows[0].trial}"
+    if found.gain.interval()[1] < 0:
+        return f"{DEFAULT_NAME} is better than {first}, by the 95 % interval of the difference"
+    return doubt(found.gain, first, DEFAULT_NAME, option("seeds", "{}"))

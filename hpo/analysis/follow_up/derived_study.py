@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.best import chosen_best, none_complete
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
-from hpo.driver.request import RunRequest
+from hpo.door import option
+from hpo.driver.request import RunRequest, request_of
 from hpo.errors import UserError
-from hpo.ledger import queries
+from hpo.ledger import answer, queries
 from hpo.search import pareto
-from hpo.search.ranking import best_of, losses
+from hpo.search.confirming import SEED
+from hpo.search.ranking import losses
 from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
-from hpo.text import counted
 from hpo.workers.executors.placement import PlacementRequest
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
-SEED = "train.seed"
-
 
 @dataclass(frozen=True)
 class SourceStudy:
-    """A study as it stands: what was declared and asked for, its own configuration, flat, and its complete trials,
-    best first, each with `number`, `values`, `params`, its whole `config`, flat, and `changed`: whether its parameters
-    changed in the middle of training, so that they alone do not give it again."""
+    """A study in its present state: its declaration, its request and its complete trials.
+
+    base    its default configuration, flat
+    ranked  its complete trials, best first, each with `number`, `values`, `params`, its whole `config`, flat, and
+            `changed`: whether its parameters changed during training, so that they alone do not repeat it
+    """
 
     name: str
     study: Study
@@ -44,67 +44,73 @@ class SourceStudy:
     checkpoints: str | None  # the bucket they go to
     base: Mapping[str, Any]
     ranked: Sequence[Mapping[str, Any]]
+    answer: Sequence[int]  # the best trial, or the front, as in `hpo best`
 
     @property
     def objectives(self) -> Sequence[Objective]:
         return self.study.objectives
 
     def best(self, top: int) -> list[Mapping[str, Any]]:
-        """The `top` best trials; with several objectives those that together cover the front best."""
-        of = {one["number"]: one for one in self.ranked}
-        return [of[number] for number in pareto.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
+        """Returns the `top` best trials; with several objectives, the trials that together cover the front best."""
+        trials = {trial["number"]: trial for trial in self.ranked}
+        return [trials[number] for number in pareto.ranked(losses(self.spec.objectives, _values(self.ranked)))[:top]]
 
     def unused_seeds(self, count: int) -> range:
-        """Those that follow on the largest the study has used: by these nothing was selected."""
+        """Returns the seeds above the largest one that the study has used; they took no part in the selection."""
         first = 1 + max(trial["config"][SEED] for trial in self.ranked)
         return range(first, first + count)
 
     def chosen(self, number: int | None) -> Mapping[str, Any]:
-        """The trial that is named, else the best one. Raises UserError where the one is not complete, or where several
-        objectives leave several best."""
+        """Returns the trial of this number, else the best one.
+
+        Raises UserError if the trial is not complete, or if several trials are best by several objectives.
+        """
         if number is None:
-            front = best_of(self.spec.objectives, _values(self.ranked))
-            return chosen_best([one for one in self.ranked if one["number"] in front], None)
-        named = next((one for one in self.ranked if one["number"] == number), None)
+            return chosen_best([trial for trial in self.ranked if trial["number"] in self.answer], None)
+        named = next((trial for trial in self.ranked if trial["number"] == number), None)
         if named is None:
-            there = ", ".join(str(one["number"]) for one in self.ranked[:10])
+            numbers = ", ".join(str(trial["number"]) for trial in self.ranked[:10])
             more = " ..." if self.ranked[10:] else ""
-            raise UserError(f"study {self.name!r} has no complete trial {number}: it has {there}{more}, best first.")
+            raise UserError(f"study {self.name!r} has no complete trial {number}: it has {numbers}{more}, best first.")
         return named
 
 
-def found(ledger: Ledger, name: str) -> SourceStudy:
-    """Raises HpoError where no trial is complete, and UserError where the study has no seed to be varied."""
+def found(ledger: Ledger, name: str, *, complete: bool = True) -> SourceStudy:
+    """Returns the study in its present state.
+
+    Raises HpoError if `complete` is set and no trial is complete, and UserError if the study has no seed.
+    """
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
-        resolved = ResolvedStudy.stored(row["spec"])
+        resolved = ResolvedStudy.stored(row.spec.json)
         spec, study = resolved.spec, resolved.study
-        ranked = queries.ranked(connection, row)
-        trials = queries.trial_rows(connection, row["id"])
-        of, changed = {trial["number"]: trial for trial in trials}, queries.changed(trials)
-        best = [of[number] for number in ranked]
-        configs = queries.configs(connection, [one["id"] for one in best])
-    if not ranked:
+        ranked, bests = queries.ranked(connection, row), answer.bests(connection, row)
+        values = answer.scored(connection, row)
+        trials = queries.trial_rows(connection, row.id)
+        trial_of, changed = {trial.number: trial for trial in trials}, queries.changed(trials)
+        best = [trial_of[number] for number in ranked]
+        configs = queries.configs(connection, [trial.id for trial in best])
+    if complete and not ranked:
         raise none_complete(name)
     base = flatten(as_json(study.config))
     if SEED not in base:
         raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
     rows = [
         {
-            "number": one["number"],
-            "values": one["values"],
-            "params": one["params"],
-            "config": flatten(configs[one["id"]]),
-            "changed": one["number"] in changed,
+            "number": trial.number,
+            "values": values[trial.number],
+            "params": trial.params,
+            "config": flatten(configs[trial.id]),
+            "changed": trial.number in changed,
         }
-        for one in best
+        for trial in best
     ]
-    at = locations.url(row) or None
-    return SourceStudy(name, study, spec, PlacementRequest.of(row["environment"]), at, base, rows)
+    bucket, numbers = locations.url(row) or None, [best.number for best in bests]
+    return SourceStudy(name, study, spec, PlacementRequest.of(row.environment), bucket, base, rows, numbers)
 
 
 def not_repeated(trials: Sequence[int]) -> list[str]:
-    """A line on those whose parameters changed in the middle of training; none where there is no such one."""
+    """Returns a line about the trials whose parameters changed during training; no line where there are none."""
     if not trials:
         return []
     named = f"trial{'' if len(trials) == 1 else 's'} {', '.join(map(str, sorted(trials)))}"
@@ -115,7 +121,7 @@ def not_repeated(trials: Sequence[int]) -> list[str]:
 
 @dataclass(frozen=True)
 class RunDefaults:
-    """How a derived study is to be run, as the flags have it; None: as the study it comes from."""
+    """The flags by which a derived study is run; None stands for the setting of its source study."""
 
     home: Home
     placement: PlacementRequest
@@ -125,15 +131,17 @@ class RunDefaults:
     one_by_one: Collection[str] = ()
 
 
-def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], driven: RunDefaults) -> RunRequest:
-    """What runs the study `name` of the `listed` configurations. Raises UserError where Ray Tune is to do that."""
+def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, object]], driven: RunDefaults) -> RunRequest:
+    """Returns the request that runs the `listed` configurations as study `name`. Raises UserError for Ray Tune."""
     if driven.placement.executor == "ray-tune":
-        raise UserError("--executor ray-tune asks a scheduler what is trained, and here a list says it: take another.")
+        raise UserError(
+            f"{option('executor', 'ray-tune')} asks a scheduler what is trained, and here a list says it: take another."
+        )
     placement = driven.placement.over(of.placement if of.placement.executor != "ray-tune" else PlacementRequest())
-    return RunRequest(
-        home=driven.home,
+    return request_of(
+        driven.home,
+        of.spec.reference,
         checkpoints=of.checkpoints,
-        reference=of.spec.reference,
         name=name,
         trials=len(listed),
         executor=placement.executor,
@@ -152,90 +160,50 @@ def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, Any]], dri
     )
 
 
-def grown(ledger: Ledger, name: str, listed: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """What the study `name` is to train, that it has all of `listed`: what it has trained, and behind it what is new.
+def grown(ledger: Ledger, name: str, listed: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, Any]]:
+    """Returns the configurations of study `name` after it has taken in `listed`: the stored ones, then the new ones.
 
-    Raises UserError where it is there already and has trained what is not of them, unless it has them all.
+    Raises UserError if the study exists, lacks some of `listed` and has trained a configuration not in it.
     """
     with ledger.read() as connection:
         if name not in queries.study_names(connection):
             return listed
-        stored: Sequence[Mapping[str, Any]] = queries.study_row(connection, name)["spec"]["listed"]
-    new = [one for one in listed if one not in stored]
-    if not stored or (new and any(one not in listed for one in stored)):
-        raise UserError(f"study {name!r} is there already and has trained others: name a new one by --name.")
+        stored: Sequence[Mapping[str, Any]] = queries.study_row(connection, name).spec.listed
+    new = [entry for entry in listed if entry not in stored]
+    if not stored or (new and any(entry not in listed for entry in stored)):
+        raise UserError(f"study {name!r} is there already and has trained others: name a new one by {option('name')}.")
     return [*stored, *new]
 
 
 def _values(trials: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[float]]:
-    return {one["number"]: one["values"] for one in trials}
+    return {trial["number"]: trial["values"] for trial in trials}
 
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One trial of a derived study: its value by each objective, and that of the metric held out beside it at the same
-    step; None where it has none."""
+    """One trial of a derived study: for each objective its value, and the held-out metric's value at the same step.
+
+    A value that is missing is None.
+    """
 
     values: Sequence[float | None]
     held_out: Sequence[float | None]
 
 
 def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> dict[str, list[SeedRun]]:
-    """The ended trials of a derived study by label, in the order of the list. Of the metrics held out there is one for
-    each objective, or none at all."""
+    """Returns the ended trials of a derived study by label, in the order of the list.
+
+    hold_outs  a held-out metric for each objective, or none at all
+    """
     with ledger.read() as connection:
         row = queries.study_row(connection, name)
-        listed = row["spec"]["listed"]
-        grouped: dict[str, list[SeedRun]] = {one["label"]: [] for one in listed}
-        trials = [one for one in queries.trial_rows(connection, row["id"]) if one["state"] in TERMINAL_STATES]
-        judged = queries.judged(connection, row, [one for one in trials if one["state"] == "complete"])
+        listed = row.spec.listed
+        grouped: dict[str, list[SeedRun]] = {entry["label"]: [] for entry in listed}
+        trials = [trial for trial in queries.trial_rows(connection, row.id) if trial.state in TERMINAL_STATES]
+        judged = queries.judged(connection, row, [trial for trial in trials if trial.state == "complete"])
         for trial in trials:
-            at, complete = judged.get(trial["id"]), trial["state"] == "complete" and trial["values"]
-            values = trial["values"] if complete else [None] * len(row["spec"]["objectives"])
-            held = [at.metrics.get(key or "") if at else None for key in hold_outs]
-            grouped[listed[trial["number"]]["label"]].append(SeedRun(values, held))
+            judged_at, values = judged.get(trial.id), trial.values if trial.state == "complete" else None
+            values_held_out = [judged_at.metrics.get(key or "") if judged_at else None for key in hold_outs]
+            run = SeedRun(values or [None] * len(row.spec.objectives), values_held_out)
+            grouped[listed[trial.number]["label"]].append(run)
     return grouped
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A mean and its standard error, which takes two values."""
-
-    mean: float
-    error: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Spread | None:
-        """Of the values that there are and that are finite; None where there is none."""
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        if not known:
-            return None
-        return cls(fmean(known), stdev(known) / math.sqrt(len(known)) if len(known) > 1 else None, len(known))
-
-    @classmethod
-    def of_pairs(
-        cls, values: Sequence[float | None], before: Sequence[float | None], sign: float = 1.0
-    ) -> Spread | None:
-        """Of `sign` times value minus value before, pair by pair, of the pairs that have both."""
-        pairs = zip(values, before, strict=False)
-        return cls.of([None if a is None or b is None else sign * (a - b) for a, b in pairs])
-
-    def interval(self, count: int | None = None) -> tuple[float, float]:
-        """The 95 % confidence interval of the mean by Student's t, had there been `count` values of this deviation: by
-        default as many as there were. Of one value it is all there is."""
-        from scipy.special import stdtrit
-
-        if self.error is None:
-            return -math.inf, math.inf
-        wanted = count or self.count
-        reach = float(stdtrit(wanted - 1, 0.975)) * self.error * math.sqrt(self.count / wanted)
-        return self.mean - reach, self.mean + reach
-
-    def described(self, of: str) -> str:
-        """`+0.012 (standard error 0.0042, n = 3 seeds)`, signed."""
-        error = "" if self.error is None else f"standard error {self.error:.2g}, "
-        return f"{self.mean:+.3g} ({error}n = {counted(self.count, of)})"
-
-    def __str__(self) -> str:
-        return f"{self.mean:.5g}" + (f" ± {self.error:.2g}" if self.error is not None else "")

@@ -1,1 +1,1 @@
-"""Models that a study has trained: found, averaged and exported."""
+"""Finds, averages, promotes and exports models that a study has trained."""

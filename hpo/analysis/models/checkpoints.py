@@ -1,4 +1,4 @@
-"""The trained models of a study's trials, from their kept checkpoints: for soups and exports."""
+"""Loads the trained models of a study's trials from their kept checkpoints, for soups and exports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from hpo.declaration.imported import ImportedDeclaration
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.ledger import queries
+from hpo.ledger import queries, removed
+from hpo.ledger.finished import trained_as
 from hpo.ledger.rows import Connection
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.storage import locations
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeptCheckpoint:
-    """A kept checkpoint of a trial, and the configuration it was trained with, as JSON."""
+    """A kept checkpoint of a trial, with the trial's configuration as JSON."""
 
     study: str
     number: int
@@ -39,59 +41,66 @@ class KeptCheckpoint:
     epoch: int
     path: Path
     sha256: str
-    place: Disk
+    location: Disk
     config: Mapping[str, Any]
     config_hash: str
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights that the trial was evaluated with: where an average was trained, the average's."""
+        """Returns the weights that the trial was evaluated with: the average's if an average was trained."""
         from trainer.checkpoint.store import load as load_state
 
-        with self.place.opened(self.path, self.sha256, weights_alone=True) as directory:
-            at = self.place.shown(self.path)
-            state = load_state(directory, weights_alone=True, shown=at)
+        with self.location.opened(self.path, self.sha256, weights_only=True) as directory:
+            shown = self.location.shown(self.path)
+            state = load_state(directory, weights_only=True, shown=shown)
         if not state:
-            raise UserError(f"checkpoint {at} holds no model: study {self.study!r} trains in a loop of its own.")
+            raise UserError(f"checkpoint {shown} holds no model: study {self.study!r} trains in a loop of its own.")
         return weights(state)
 
     def task(self, study: Study) -> Any:
-        """The task under the trial's configuration."""
+        """Returns the task under the trial's configuration."""
         return study.task_class()(study.rebuild(self.config, self.config_hash))
 
 
 def trained(connection: Connection, home: Home, name: str, number: int) -> KeptCheckpoint | None:
-    """A trial's best kept checkpoint, else its newest; None where there is none. Raises UserError where there is no
-    such trial."""
+    """Returns a trial's best kept checkpoint, else its newest; None if none is kept.
+
+    Raises UserError if the study has no trial of this number.
+    """
     return next(iter(all_trained(connection, home, name, number)), None)
 
 
 def all_trained(connection: Connection, home: Home, name: str, number: int) -> list[KeptCheckpoint]:
-    """All that is kept of a trial: the best, then from the newest to the oldest. Raises UserError as `trained` does."""
-    trial, root = detail(connection, home, name, number), home.checkpoints(name, number)
-    place = locations.place(home, queries.study_row(connection, name))
+    """Returns all kept checkpoints of a trial: the best, then from the newest to the oldest.
+
+    If the trial was stopped and later trained to its end, they are the later training's. Raises UserError as `trained`
+    does.
+    """
+    source, source_number = trained_as(connection, queries.study_row(connection, name), number)
+    trial, root = detail(connection, home, source, source_number), home.checkpoints(source, source_number)
+    location = locations.of(home, queries.study_row(connection, source))
     config = trial["config"], trial["config_hash"]
     return [
         KeptCheckpoint(
-            name, number, one["step"], one["epoch"], root / Path(one["path"]).name, one["sha256"], place, *config
+            name, number, row["step"], row["epoch"], root / Path(row["path"]).name, row["sha256"], location, *config
         )
-        for one in kept_checkpoints(trial)
+        for row in kept_checkpoints(trial)
     ]
 
 
 def declared(connection: Connection, name: str) -> Study:
-    """The study as its trials were configured; loads the declaration."""
-    return ResolvedStudy.stored(queries.study_row(connection, name)["spec"]).study
+    """Returns the study as its trials were configured; loads the declaration."""
+    return ResolvedStudy.stored(queries.study_row(connection, name).spec.json).study
 
 
 def searched(connection: Connection, name: str) -> Study | ImportedDeclaration:
-    """What the study searched and is judged by: as `declared`, and of an imported one as it was read."""
-    spec = StudySpec.from_json(queries.study_row(connection, name)["spec"])
+    """Returns the study with its space and objectives, as `declared` does, or as it was read if it was imported."""
+    spec = StudySpec.from_json(queries.study_row(connection, name).spec.json)
     return imported.declaration(spec) if spec.imported else declared(connection, name)
 
 
 @contextmanager
 def evaluating(config: Any, step: int) -> Iterator[torch.device]:
-    """The runtime of an evaluation at `step`, seeded as the trainer seeds it, on the device of `config.train`."""
+    """Provides the runtime of an evaluation at `step`, seeded as the trainer does, on the device of `config.train`."""
     import torch
 
     from trainer.model.precision import autocast
@@ -105,11 +114,15 @@ def evaluating(config: Any, step: int) -> Iterator[torch.device]:
 
 
 def model_of(connection: Connection, home: Home, name: str, number: int) -> tuple[Study, KeptCheckpoint]:
-    """The study, and a trial's best kept checkpoint, from which its model is loaded. Raises UserError, which says why
-    there is none and what would make one."""
+    """Returns the study and the trial's best kept checkpoint, from which its model is loaded.
+
+    Raises UserError if none is kept, which says why and how to get one.
+    """
     trial = detail(connection, home, name, number)
     if trial["imported"]:
         raise imported.refuse(name)
+    gone = "its checkpoints are gone, so name another, or train it again"
+    removed.check_shown(connection, queries.study_row(connection, name), number, gone)
     study, kept = declared(connection, name), trained(connection, home, name, number)
     if study.trains_itself:
         raise _no_model(study, name, trial, kept)
@@ -119,18 +132,19 @@ def model_of(connection: Connection, home: Home, name: str, number: int) -> tupl
 
 
 def nothing_kept(study: Study, trial: Mapping[str, Any]) -> UserError:
-    """Of a trial without a kept checkpoint: why there is none, and what would make one."""
+    """Returns the error about a trial without a kept checkpoint: why there is none, and how to get one."""
     if study.trains_itself:
         return _no_model(study, trial["study"], trial, None)
     return UserError(f"trial {trial['number']} of study {trial['study']!r} {_why_nothing(trial)}")
 
 
 def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheckpoint | None) -> UserError:
-    """Of a study whose model only its own code knows: where the trial's files lie, or how it hands some over."""
+    """Returns the error about a model that only the study's code can load: it says where its files are, or how to save
+    some."""
     files = sorted({event["fields"]["path"] for event in trial["events"] if event["kind"] == "artifact"})
     if kept is not None:
-        lie = f"the files that it has saved lie in {kept.place.shown(kept.path)}: load them as they were written"
-    elif any(one["state"] == "deleted" for one in trial["checkpoints"]):
+        lie = f"the files that it has saved lie in {kept.location.shown(kept.path)}: load them as they were written"
+    elif any(checkpoint["state"] == "deleted" for checkpoint in trial["checkpoints"]):
         lie = "its saved files were deleted, by what the study keeps or by `hpo gc`: train it again, or name another"
     else:
         lie = "the trial has saved no files: have the code call trial.save(files) before trial.report"
@@ -142,7 +156,7 @@ def _no_model(study: Study, name: str, trial: Mapping[str, Any], kept: KeptCheck
 
 def _why_nothing(trial: Mapping[str, Any]) -> str:
     saves = trial["config"]["train"]["checkpoint"]
-    if {one["state"] for one in trial["checkpoints"]} >= {"deleted"}:
+    if {checkpoint["state"] for checkpoint in trial["checkpoints"]} >= {"deleted"}:
         why = "has no checkpoint any more: what the study keeps, or `hpo gc`, has deleted it"
     elif trial["checkpoints"]:
         why = "has no checkpoint that can be used: its files were damaged"
@@ -151,9 +165,9 @@ def _why_nothing(trial: Mapping[str, Any]) -> str:
     elif saves["every_epochs"] is None and saves["every_steps"] is None:
         return (
             "keeps no checkpoint, since train.checkpoint.every_epochs and every_steps are null: run a study with "
-            "`-o train.checkpoint.every_epochs=1`, which saves each epoch."
+            f"`{option('overrides', 'train.checkpoint.every_epochs=1')}`, which saves each epoch."
         )
     else:
         why = f"has no checkpoint: it was {trial['state']} at epoch {trial['epoch']}, before one was saved"
-    again = command(f"best --study {trial['study']} --trial {trial['number']}")
-    return f"{why}; train it again, as `{again}` shows, or name another."
+    shows_best = command(f"best --study {trial['study']} --trial {trial['number']}")
+    return f"{why}; train it again, as `{shows_best}` shows, or name another."

@@ -1,1 +1,1 @@
-"""Figures of a study, and the Optuna study they are drawn from."""
+"""Draws figures of a study, and builds the Optuna study that they show."""

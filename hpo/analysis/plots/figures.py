@@ -1,4 +1,4 @@
-"""Draws Optuna's plots of a study: each as a PNG by matplotlib, all of them on one page by plotly."""
+"""Draws Optuna's plots of a study: each as a PNG with matplotlib, all of them on one page with plotly."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.analysis.plots import stopped, ticks
 from hpo.analysis.plots.importance import Target, importances, lacking_importances, quiet
+from hpo.analysis.plots.pictures import contour, curves, parallel
 from hpo.analysis.results.format import duration, number
+from hpo.door import option
 from hpo.errors import UserError
 from hpo.search.samplers.optuna_sampler import quiet_optuna
-from hpo.text import counted, endings, near
+from hpo.text import counted, near
 
 PAGE = "plots.html"
-WIDTH = 1150  # of the page's plots, in pixels
-MOST_NAMED = 15  # curves in a legend
-LIGHTEST = 0.8  # of a line's colour, where 1 is white
-MOST_PARAMS = {"contour": 3, "slice": 5, "rank": 3, "parallel": 10}  # the most important ones; more cannot be read
+WIDTH = 1150  # pixels, of the page's plots
+MOST_PARAMS = {"contour": 3, "slice": 5, "rank": 3, "parallel": 10}  # the most important ones; more would be unreadable
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A plot: its function in `optuna.visualization` and in its matplotlib twin, and what it says."""
+    """A kind of plot: its function in `optuna.visualization` and `optuna.visualization.matplotlib`, and its caption."""
 
     function: str
     caption: str
@@ -57,7 +57,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is drawn: a study, as Optuna's, and the one of its `metrics` whose values are shown."""
+    """The subject of a plot: a study of Optuna's, and the one of its `metrics` whose values are shown."""
 
     study: optuna.Study
     metrics: Sequence[str]
@@ -69,27 +69,29 @@ class Subject:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The least and the largest value of the complete trials."""
+        """Returns the smallest and largest value of the complete trials."""
         complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         values = [self.value(trial) for trial in complete]
         return min(values), max(values)
 
     def directed(self) -> list[str]:
-        """The metrics, each with where its better values are."""
+        """Returns the metrics, each with its direction."""
         least = [direction is StudyDirection.MINIMIZE for direction in self.study.directions]
-        return [f"{one} ({'less' if low else 'more'} is better)" for one, low in zip(self.metrics, least, strict=True)]
+        return [
+            f"{name} ({'less' if low else 'more'} is better)" for name, low in zip(self.metrics, least, strict=True)
+        ]
 
     def value(self, trial: FrozenTrial) -> float:
         return trial.values[self.index]
 
     @property
     def target(self) -> Target:
-        """What Optuna is to draw; None for the only objective, of which it knows the direction."""
+        """Returns the values that Optuna draws; None for a single objective, whose direction it knows."""
         return self.value if len(self.metrics) > 1 else None
 
     @property
     def loss(self) -> Target:
-        """The same with less being better, as importances take it."""
+        """Returns the target, negated if it is maximized, because importances assume that less is better."""
         if len(self.metrics) == 1:
             return None
         sign = -1.0 if self.study.directions[self.index] is StudyDirection.MAXIMIZE else 1.0
@@ -97,24 +99,26 @@ class Subject:
 
 
 def subject(study: optuna.Study, metric: str | None) -> Subject:
-    """Of the metric named, else of the first objective. Raises UserError where it is no objective."""
+    """Returns the subject for this metric, by default the first objective. Raises UserError for any other metric."""
     metrics = study.user_attrs["metrics"]
     if metric is not None and metric not in metrics:
-        raise UserError(f"--metric {metric!r} is no objective of this study: choose {' or '.join(metrics)}.")
+        raise UserError(
+            f"{option('metric', repr(metric))} is not an objective of this study: choose {' or '.join(metrics)}."
+        )
     return Subject(study, metrics, metric or metrics[0])
 
 
 def chosen(kinds: Sequence[str]) -> list[str]:
-    """The kinds named, else all. Raises UserError for one that there is not."""
+    """Returns the kinds named, by default all. Raises UserError for an unknown kind."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(
-            f"there is no plot {unknown[0]!r}: choose of {', '.join(KINDS)}{near(unknown[0], KINDS) or '.'}"
+            f"plot {unknown[0]!r} does not exist: choose of {', '.join(KINDS)}{near(unknown[0], KINDS) or '.'}"
         )
     return list(dict.fromkeys(kinds)) or list(KINDS)
 
 
 def lacking(kind: str, of: Subject) -> str:
-    """Why the plot cannot be drawn; empty where it can."""
+    """Returns why the plot cannot be drawn; empty if it can."""
     complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if kind == "pareto" and len(of.metrics) == 1:
         return "the study has one objective"
@@ -135,24 +139,24 @@ def lacking(kind: str, of: Subject) -> str:
 
 
 def _varied(of: Subject) -> set[str]:
-    """The parameters in which the complete trials differ."""
+    """Returns the parameters in which the complete trials differ."""
     complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    found = {(name, value) for trial in complete for name, value in trial.params.items()}
-    times = Counter(name for name, _ in found)
+    pairs = {(name, value) for trial in complete for name, value in trial.params.items()}
+    times = Counter(name for name, _ in pairs)
     return {name for name, count in times.items() if count > 1}
 
 
 def draw(of: Subject, kinds: Sequence[str], directory: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Write `<kind>.png` for each of `kinds` and the page of all of them: (the files by name, why a kind has none).
+    """Writes `<kind>.png` for each of `kinds` and a page of all; returns the files by name and the failures by kind.
 
-    What fails to be drawn takes no other along. Raises UserError where matplotlib or plotly is missing, or the
+    A plot that cannot be drawn does not prevent the others. Raises UserError if matplotlib or plotly is missing, or the
     directory cannot be written.
     """
     _check_installed()
     params = _by_importance(of)
     parts, failed = dict[str, str](), dict[str, str]()
     with quiet_optuna(), _uncollected():
-        warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)  # of axes on which all trials are alike
+        warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)  # axes on which all trials are equal
         quiet()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -164,7 +168,7 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> tuple[dict[str, 
                     )
                 except OSError:
                     raise
-                except Exception as error:  # of libraries, which have no class of their own for it
+                except Exception as error:  # the libraries raise errors of any class
                     reason = " ".join(str(error).split())
                     failed[kind] = f"{type(error).__name__}{f': {reason}' if reason else ''} while it was drawn"
             (directory / PAGE).write_text(_page(of, parts), encoding="utf-8")
@@ -174,7 +178,7 @@ def draw(of: Subject, kinds: Sequence[str], directory: Path) -> tuple[dict[str, 
 
 
 def copy(picture: Path, path: Path) -> None:
-    """Copies one of the files that `draw` has written. Raises UserError where the copy cannot be written."""
+    """Copies a file that `draw` has written. Raises UserError if the copy cannot be written."""
     try:
         shutil.copyfile(picture, path)
     except OSError as error:
@@ -183,7 +187,7 @@ def copy(picture: Path, path: Path) -> None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Looks for no garbage meanwhile: among the many small objects of pictures that took a sixth of the time."""
+    """Disables garbage collection for the block: with the many small objects of plots it took a sixth of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -202,7 +206,7 @@ def _check_installed() -> None:
 
 
 def _by_importance(of: Subject) -> list[str]:
-    """The parameters of complete trials, the most important first; those that only some have, after them by name."""
+    """Returns the parameters of complete trials, the most important first; those without importance follow by name."""
     complete = of.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     every = sorted({name for trial in complete for name in trial.params})
     known = [] if lacking_importances(of.study, of.loss) else list(importances(of.study, target=of.loss))
@@ -221,12 +225,12 @@ def _options(of: Subject, kind: str, params: Sequence[str]) -> dict[str, Any]:
 
 
 def _drawn_study(of: Subject, kind: str, early: stopped.Stopped) -> optuna.Study:
-    """What Optuna draws: the study, for parallel lines with the trials that were stopped `early`."""
+    """Returns the study that Optuna draws; for parallel lines it includes the trials that were stopped `early`."""
     return stopped.with_values(of.study, early, of.span) if kind == "parallel" and early else of.study
 
 
 def _pairs(kind: str, options: Mapping[str, Any]) -> list[str]:
-    """The parameters of a plot of pairs, in the order of its panels."""
+    """Returns the parameters of a plot of pairs, in the order of its panels."""
     params = options.get("params", [])
     return sorted(params) if kind == "contour" else list(params)
 
@@ -242,12 +246,12 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     rows, columns = panels.shape if panels.ndim == 2 else (1, len(panels))
     drawn = panels.flat[0].figure
     for panel in panels.flat if panels.size > 1 else ():
-        panel.minorticks_off()  # each of which takes longer than a line
+        panel.minorticks_off()  # each of them takes longer to draw than a line
     drawn.set_size_inches(*((3.2 * columns + 1, 3.2 * rows + 1) if panels.size > 1 else (10, 6)))
     if kind == "curves":
-        _curves(panels[0], of)
+        curves(panels[0], of.metric)
     if kind == "contour":
-        _contour(panels, of)
+        contour(panels, of.metric, of.span)
     if kind == "timeline":
         ticks.clock(panels[0].xaxis)
     if kind in stopped.KINDS:
@@ -255,7 +259,7 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     whole = ticks.whole_numbers(of.study)
     if kind == "parallel":
         stopped.lines_on_picture(panels[0], len(early))
-        _parallel(panels[0], _parallel_names(of, params), whole)
+        parallel(panels[0], _parallel_names(of, params), whole)
     ticks.tidy(drawn, panels, whole)
     ticks.lay_out(drawn)
     drawn.set_layout_engine(None)
@@ -264,63 +268,13 @@ def _picture(of: Subject, kind: str, params: Sequence[str], path: Path) -> None:
     plt.close(drawn)
 
 
-def _curves(panel: Any, of: Subject) -> None:
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    panel.set(title="Learning curves", xlabel="epoch", ylabel=of.metric)
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(panel.lines) > MOST_NAMED:  # more than there are colours
-        panel.get_legend().remove()
-        panel.set_title("Learning curves, later trials darker")
-        for share, line in zip(np.linspace(0.25, 1.0, len(panel.lines)), panel.lines, strict=True):
-            alone = len(line.get_xdata()) == 1  # no line is drawn of one point
-            line.set(color=plt.get_cmap("Blues")(share), marker="." if alone else "", alpha=1.0)
-
-
-def _contour(panels: Any, of: Subject) -> None:
-    """One scale for all panels: Optuna gives each its own, and all of them the bar of the first."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.contour import ContourSet
-
-    drawn = [one for panel in panels.flat for one in panel.collections if isinstance(one, ContourSet) and one.filled]
-    if not drawn or of.span[0] == of.span[1]:  # a scale without extent
-        return
-    scale, bar = Normalize(*of.span), drawn[0].figure.axes[-1]
-    for one in drawn:
-        one.set_norm(scale)
-    bar.clear()
-    bar.figure.colorbar(ScalarMappable(scale, drawn[0].cmap), cax=bar, label=of.metric)
-
-
 def _parallel_names(of: Subject, params: Sequence[str]) -> list[str]:
-    """Of its axes, as Optuna orders them."""
+    """Returns the names of the parallel axes in Optuna's order."""
     return [of.metric, *sorted(params[: MOST_PARAMS["parallel"]])]
 
 
-def _parallel(panel: Any, names: Sequence[str], whole: ticks.Whole) -> None:
-    """Its axes by names that are not cut off, each with figures that can be read over the lines."""
-    from matplotlib.colors import ListedColormap
-    from matplotlib.ticker import FixedLocator
-
-    panel.set_xticks(range(len(names)), list(endings(names).values()), rotation=30, ha="right")
-    for name, axes in zip(names[1:], panel.figure.axes[2:], strict=False):  # the second is the bar of colours
-        if name in whole and not isinstance(axes.yaxis.get_major_locator(), FixedLocator):
-            ticks.at_whole_numbers(axes.yaxis)
-    for lines in panel.collections:  # white ones would not be seen
-        colours = lines.get_cmap()(np.linspace(0.0, 1.0, 256))
-        lines.set_cmap(ListedColormap(colours[colours[:, :3].mean(1) < LIGHTEST]))
-    for axes in panel.figure.axes[1:]:
-        axes.grid(visible=False)
-        for label in axes.get_yticklabels(which="both"):
-            label.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
-    if len(panel.figure.axes) > 2:
-        ticks.clear(panel.figure.axes[1], panel.figure.axes[-1])
-
-
 def _page(of: Subject, drawn: Mapping[str, str]) -> str:
-    """One page for all, which needs nothing from elsewhere: plotly's own script stands in it once."""
+    """Returns one self-contained page of all plots, which includes plotly's script once."""
     title = escape(f"{of.study.study_name}: {of.metric}")
     parts = [f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title></head>"]
     parts.append(f"<body style='font-family: sans-serif; max-width: 1150px; margin: 2em auto'><h1>{title}</h1>")
@@ -330,7 +284,7 @@ def _page(of: Subject, drawn: Mapping[str, str]) -> str:
 
 
 def heading(of: Subject) -> list[str]:
-    """The best trial, how many trials came to what, and what they cost."""
+    """Returns lines about the best trial, the trials by state, and their cost."""
     trials = of.study.get_trials(deepcopy=False)
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE and trial.values]
     lines: list[str] = []
@@ -348,7 +302,7 @@ def heading(of: Subject) -> list[str]:
 
 
 def figure(of: Subject, kind: str) -> Any:
-    """One plot as a plotly figure. Raises UserError where plotly is missing."""
+    """Returns a plot as a plotly figure. Raises UserError if plotly is missing."""
     _check_installed()
     with quiet_optuna(), warnings.catch_warnings():
         quiet()
@@ -356,7 +310,7 @@ def figure(of: Subject, kind: str) -> Any:
 
 
 def png(of: Subject, kind: str) -> bytes:
-    """One plot as a picture. Raises UserError where matplotlib is missing."""
+    """Returns a plot as a PNG. Raises UserError if matplotlib is missing."""
     _check_installed()
     with quiet_optuna(), warnings.catch_warnings(), tempfile.TemporaryDirectory() as directory:
         warnings.filterwarnings("ignore", "Attempt(ing)? to set", UserWarning)

@@ -1,4 +1,4 @@
-"""Marks the trials that a strategy has stopped, which Optuna's plots leave out: their values are of an early epoch."""
+"""Marks the trials that a strategy has stopped, which Optuna's plots omit because their values are of early epochs."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from hpo.search.samplers.optuna_sampler import quiet_study
 
 PAIRS = ("contour", "rank")  # a row of panels for each parameter
-KINDS = ("history", "slice", *PAIRS, "edf")  # marked by crosses; parallel by lines; curves and the timeline draw them
+KINDS = ("history", "slice", *PAIRS, "edf")  # crosses mark them; lines in parallel; curves and timeline include them
 NAME = "pruned"
 _GREY = "#888888"
-_MARGIN = 0.05  # of an axis, as Optuna leaves it around the points
+_MARGIN = 0.05  # share of an axis that Optuna leaves around the points
 
-Stopped = Sequence[tuple[FrozenTrial, float]]  # each with the last value it has reported
+Stopped = Sequence[tuple[FrozenTrial, float]]  # stopped trials, each with its last reported value
 
 
-def trials(study: optuna.Study, place: int) -> Stopped:
-    """The stopped trials that have a finite value by the objective at `place`, and that value."""
-    found = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
-    valued = [(trial, value) for trial in found if (value := _value(trial, place)) is not None]
+def trials(study: optuna.Study, index: int) -> Stopped:
+    """Returns the stopped trials that have a finite value for the objective at `index`, with that value."""
+    pruned = study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+    valued = [(trial, value) for trial in pruned if (value := _value(trial, index)) is not None]
     return [(trial, value) for trial, value in valued if math.isfinite(value)]
 
 
-def _value(trial: FrozenTrial, place: int) -> float | None:
+def _value(trial: FrozenTrial, index: int) -> float | None:
     if trial.values:
-        return trial.values[place]
+        return trial.values[index]
     return trial.intermediate_values[max(trial.intermediate_values)] if trial.intermediate_values else None
 
 
 def within(value: float, span: tuple[float, float]) -> float:
-    """The value, or the end of the span that it lies beyond: one early value would leave the others no room."""
+    """Returns the value clipped to the span, because one outlier would leave the others no room."""
     return min(max(value, span[0]), span[1])
 
 
 def with_values(study: optuna.Study, found: Stopped, span: tuple[float, float]) -> optuna.Study:
-    """The study with its stopped trials first, as complete ones with the values they had, for parallel lines."""
+    """Returns the study with stopped trials first, as complete trials with their last values, for parallel lines."""
     minimized = [direction is StudyDirection.MINIMIZE for direction in study.directions]
     copy = quiet_study(["minimize" if low else "maximize" for low in minimized], name=study.study_name)
     for trial, value in found:
@@ -52,14 +52,14 @@ def with_values(study: optuna.Study, found: Stopped, span: tuple[float, float]) 
 
 
 def on_picture(panels: np.ndarray, kind: str, found: Stopped, names: Sequence[str], span: tuple[float, float]) -> None:
-    """Crosses on matplotlib's panels, with one legend; `names` are the parameters of a plot of pairs."""
+    """Draws crosses on matplotlib's panels, with one legend; `names` are the parameters of a plot of pairs."""
     drawn = list[Any]()
     for panel, x_name, y_name in _panels(panels.flat, kind, names) if found else ():
         for axis, name in ((panel.xaxis, x_name), (panel.yaxis, y_name)):
-            _places(axis, _params(found, name), kind)  # as the panels above and beside it, whose trials may be others
+            _positions(axis, _params(found, name), kind)  # to match the panels beside it, which may show other trials
         if points := _points(kind, found, x_name or panel.get_xlabel(), y_name, span):
             xs, ys, _ = zip(*points, strict=True)
-            xs, ys = _places(panel.xaxis, xs, kind), _places(panel.yaxis, ys, kind)
+            xs, ys = _positions(panel.xaxis, xs, kind), _positions(panel.yaxis, ys, kind)
             drawn.append(
                 panel.scatter(xs, ys, marker="x", s=18, color=_GREY, label=NAME, zorder=1, clip_on=kind != "edf")
             )
@@ -70,7 +70,7 @@ def on_picture(panels: np.ndarray, kind: str, found: Stopped, names: Sequence[st
 
 
 def lines_on_picture(panel: Any, count: int) -> None:
-    """Draw the first `count` of parallel lines, those of the stopped trials, as such."""
+    """Redraws the first `count` parallel lines in the style of stopped trials."""
     from matplotlib.collections import LineCollection
 
     lines = panel.collections[0]
@@ -85,12 +85,12 @@ def lines_on_picture(panel: Any, count: int) -> None:
 
 def _legend_above(panel: Any, drawn: Any) -> None:
     corner = panel.get_position()
-    at = (corner.x0, corner.y1)
-    panel.figure.legend(handles=[drawn], loc="lower left", bbox_to_anchor=at, frameon=False, fontsize="small")
+    anchor = (corner.x0, corner.y1)
+    panel.figure.legend(handles=[drawn], loc="lower left", bbox_to_anchor=anchor, frameon=False, fontsize="small")
 
 
-def _panels(panels: Iterable[Any], kind: str, names: Sequence[str]) -> list[tuple[Any, str, str]]:
-    """Each panel with the parameters along its axes, where it shows a pair: row by row, as Optuna has them."""
+def _panels(panels: Iterable[object], kind: str, names: Sequence[str]) -> list[tuple[Any, str, str]]:
+    """Returns each panel with the parameters of its axes if it shows a pair, row by row as Optuna does."""
     if kind not in PAIRS:
         return [(panel, "", "") for panel in panels]
     pairs = [(x, y) for y in names for x in names] if len(names) > 2 else [(names[0], names[1])]
@@ -100,15 +100,15 @@ def _panels(panels: Iterable[Any], kind: str, names: Sequence[str]) -> list[tupl
 def _points(
     kind: str, found: Stopped, x_name: str, y_name: str, span: tuple[float, float]
 ) -> list[tuple[Any, Any, int]]:
-    """Where the trials that have a panel's parameters lie in it, each with its number."""
+    """Returns the positions of the trials that have a panel's parameters, each with its number."""
     if kind == "history":
         return [(trial.number, value, trial.number) for trial, value in found]
     if kind == "edf":
         return [(within(value, span), 0.0, trial.number) for trial, value in found]
-    having = [(trial, value) for trial, value in found if x_name in trial.params]
+    active = [(trial, value) for trial, value in found if x_name in trial.params]
     if kind == "slice":
-        return [(trial.params[x_name], value, trial.number) for trial, value in having]
-    both = [trial for trial, _ in having if y_name in trial.params and (kind, x_name) != ("contour", y_name)]
+        return [(trial.params[x_name], value, trial.number) for trial, value in active]
+    both = [trial for trial, _ in active if y_name in trial.params and (kind, x_name) != ("contour", y_name)]
     return [(trial.params[x_name], trial.params[y_name], trial.number) for trial in both]
 
 
@@ -116,13 +116,13 @@ def _params(found: Stopped, name: str) -> list[Any]:
     return [trial.params[name] for trial, _ in found if name in trial.params]
 
 
-def _places(axis: Any, values: Sequence[Any], kind: str) -> Any:
-    """Where values lie along an axis of matplotlib's, which is lengthened for those that no complete trial has."""
+def _positions(axis: Any, values: Sequence[Any], kind: str) -> Any:
+    """Returns the positions of values on a matplotlib axis, which is extended for values that no complete trial has."""
     from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import FixedLocator
 
     limits, locator, end = axis.get_view_interval(), axis.get_major_locator(), f"{axis.axis_name}lim"
-    if isinstance(locator, FixedLocator | StrCategoryLocator):  # options, by their place
+    if isinstance(locator, FixedLocator | StrCategoryLocator):  # options, in order of position
         options = axis.get_major_formatter().format_ticks(axis.get_majorticklocs())
         names = [repr(value) if kind == "slice" and isinstance(value, str) else str(value) for value in values]
         more = sorted(set(names) - set(options))
@@ -140,7 +140,7 @@ def _places(axis: Any, values: Sequence[Any], kind: str) -> Any:
 
 
 def _wider(low: float, high: float, values: np.ndarray) -> tuple[float, float]:
-    """The bounds of an axis that holds the values too, with a margin around those that lay beyond it."""
+    """Returns bounds of an axis that include the values, with a margin at each end that moves."""
     margin = _MARGIN * (max(high, values.max()) - min(low, values.min()))
     return (
         low if values.min() >= low else values.min() - margin,
@@ -149,7 +149,7 @@ def _wider(low: float, high: float, values: np.ndarray) -> tuple[float, float]:
 
 
 def on_page(figure: Any, kind: str, found: Stopped, names: Sequence[str], span: tuple[float, float]) -> None:
-    """The same on a figure of plotly's, each cross with its trial's number."""
+    """Draws crosses on a plotly figure, each with its trial's number."""
     shown = False
     for axis, x_name, y_name in _panels(figure.select_xaxes(), kind, names) if found else ():
         across = figure.layout[(axis.anchor or "y").replace("y", "yaxis", 1)]
@@ -178,11 +178,11 @@ def on_page(figure: Any, kind: str, found: Stopped, names: Sequence[str], span: 
 
 
 def lines_on_page(figure: Any, found: Stopped) -> None:
-    """The same of parallel lines, of which the first are those of the stopped trials."""
-    for place, (line, (trial, value)) in enumerate(zip(figure.data, found, strict=False)):
+    """Restyles the first parallel lines of a plotly figure, which are those of the stopped trials."""
+    for index, (line, (trial, value)) in enumerate(zip(figure.data, found, strict=False)):
         line.line = {"color": _GREY, "dash": "dot", "width": 0.8}
         line.hovertemplate = f"trial {trial.number}, {NAME} at {value:g}<extra></extra>"
-        line.update(name=NAME, legendgroup=NAME, showlegend=place == 0)
+        line.update(name=NAME, legendgroup=NAME, showlegend=index == 0)
     _legend(figure)
 
 
@@ -191,7 +191,7 @@ def _legend(figure: Any) -> None:
 
 
 def _make_room_on_page(axis: Any, values: Sequence[Any]) -> None:
-    """Lengthen an axis of plotly's, whose range is of places for options and of powers of ten for logarithms."""
+    """Extends a plotly axis, whose range counts positions for options and powers of ten for logarithms."""
     if axis.type == "category":
         axis.range = None
     elif values and axis.range:

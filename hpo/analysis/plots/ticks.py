@@ -1,4 +1,4 @@
-"""Places the ticks along a plot's axes: few, plain, and whole numbers where a parameter has no others."""
+"""Places the ticks on a plot's axes: few and plain, at whole numbers for parameters that take only these."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 Whole = Mapping[str, tuple[int, int]]
-_MOST = 6  # steps between whole numbers along an axis of plotly's
+_MOST = 6  # steps between whole numbers on a plotly axis
 _FRACTION = re.compile(r"-?\d*\.\d+")
-_CROWDED = 0.35  # inches between two options, below which slanted names would lie over each other
-_FILLED = 0.9  # of the room that an option has, beyond which its name would come too near the next
-_GAP = 0.02  # of a figure's width
-_APART = 4  # pixels between two figures along an axis
+_CROWDED = 0.35  # inches between two options, below which slanted names would overlap
+_FILLED = 0.9  # share of an option's room, beyond which its name would be too close to the next
+_GAP = 0.02  # share of a figure's width
+_APART = 4  # pixels between two labels on an axis
 
 
 def whole_numbers(study: optuna.Study) -> dict[str, tuple[int, int]]:
-    """The parameters of whole numbers, options too, but for logarithmic ones: the least and the largest of complete
-    trials."""
-    found: dict[str, tuple[int, int]] = {}
+    """Returns the smallest and largest value in complete trials of each parameter of whole numbers.
+
+    Options count if they are whole numbers; logarithmic parameters do not.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        for name, one in trial.distributions.items():
-            if _whole(one):
-                low, high = found.get(name, (trial.params[name],) * 2)
-                found[name] = min(low, trial.params[name]), max(high, trial.params[name])
-    return found
+        for name, distribution in trial.distributions.items():
+            if _whole(distribution):
+                low, high = ranges.get(name, (trial.params[name],) * 2)
+                ranges[name] = min(low, trial.params[name]), max(high, trial.params[name])
+    return ranges
 
 
-def _whole(one: BaseDistribution) -> bool:
-    if isinstance(one, CategoricalDistribution):
-        return all(type(choice) is int for choice in one.choices)
-    return isinstance(one, IntDistribution) and not one.log
+def _whole(distribution: BaseDistribution) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return all(type(choice) is int for choice in distribution.choices)
+    return isinstance(distribution, IntDistribution) and not distribution.log
 
 
 def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
-    """Few ticks in plain figures, long names turned or folded, names only at the rim, the title close."""
+    """Tidies the ticks, names and title of a picture.
+
+    Ticks are few and plain, long names are turned or folded, only the outer axes have names, and the title is close.
+    """
     from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import FixedLocator
 
@@ -53,16 +58,16 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
     for axis in logarithmic:
         _thin(axis)
     for axes in drawn.axes:
-        for axis in (axes.xaxis, axes.yaxis):  # of a history, of a bar of colours
+        for axis in (axes.xaxis, axes.yaxis):  # in a history, and on a colour bar
             if axis.get_label_text() == "Trial":
                 at_whole_numbers(axis)
         options = isinstance(axes.xaxis.get_major_locator(), FixedLocator | StrCategoryLocator)
         if options and axes.get_xscale() != "log":
-            _turn(axes, alone=panels.size == 1)
+            _turn(axes, single=panels.size == 1)
     for panel in panels.flat if panels.size > 1 else ():
         room = panel.get_window_extent()
-        for axis, there in ((panel.xaxis, "width"), (panel.yaxis, "height")):
-            _fold(axis.label, getattr(room, there), getattr(axis.label.get_window_extent(), there))
+        for axis, side in ((panel.xaxis, "width"), (panel.yaxis, "height")):
+            _fold(axis.label, getattr(room, side), getattr(axis.label.get_window_extent(), side))
     if panels.ndim == 2:
         for panel in panels.flat:
             panel.label_outer()
@@ -72,13 +77,13 @@ def tidy(drawn: Any, panels: Any, whole: Whole) -> None:
 
 
 def lay_out(drawn: Any) -> None:
-    """Move a figure's panels to where its drawing would, without drawing it."""
+    """Moves a figure's panels to their final positions without drawing it."""
     if engine := drawn.get_layout_engine():
         engine.execute(drawn)
 
 
 def _whole_ticks(panels: Any, whole: Whole) -> None:
-    """Along the axes that are labelled with such a parameter, and in the panels above and beside them."""
+    """Sets whole ticks on axes labelled with such a parameter, and in the panels above and beside them."""
     grid = np.atleast_2d(panels)
     for column in grid.T:
         if column[-1].get_xlabel() in whole:
@@ -91,7 +96,7 @@ def _whole_ticks(panels: Any, whole: Whole) -> None:
 
 
 def at_whole_numbers(axis: Any) -> None:
-    """But for an axis of options, each at its own place."""
+    """Sets ticks at whole numbers, except on an axis of options, which have ticks of their own."""
     from matplotlib.category import StrCategoryLocator
     from matplotlib.ticker import MaxNLocator
 
@@ -100,7 +105,7 @@ def at_whole_numbers(axis: Any) -> None:
 
 
 def clock(axis: Any) -> None:
-    """Times of which no two read the same: fractions of a second where they are close, days where there are several."""
+    """Formats times so that no two ticks look alike: fractions of a second if they are close, dates if days differ."""
     from matplotlib.dates import DateFormatter, num2date
     from matplotlib.ticker import FuncFormatter
 
@@ -108,22 +113,24 @@ def clock(axis: Any) -> None:
     if high - low >= 1:
         axis.set_major_formatter(DateFormatter("%m-%d %H:%M"))
         return
-    seconds = [place * 86400 % 60 for place in axis.get_majorticklocs()]
+    seconds = [tick * 86400 % 60 for tick in axis.get_majorticklocs()]
     digits = next((d for d in range(6) if all(abs(s * 10**d - round(s * 10**d)) < 0.1 for s in seconds)), 6)
-    half = 0.5 / 10**digits / 86400  # of the last digit, beyond which the rest is cut off
+    half = 0.5 / 10**digits / 86400  # half of the last digit, because the rest is cut off
     cut = digits - 6 if digits else -7
     axis.set_major_formatter(FuncFormatter(lambda at, _: f"{num2date(at + half):%H:%M:%S.%f}"[: cut or None]))
 
 
-def _turn(axes: Any, *, alone: bool) -> None:
-    """The names of options side by side where they have room, else slanted; but upright beside other panels, and where
-    slanted ones would lie over each other."""
+def _turn(axes: Any, *, single: bool) -> None:
+    """Sets the names of options side by side if they fit, else slanted.
+
+    They are upright beside other panels, and if slanted names would overlap.
+    """
     low, high = sorted(axes.get_xlim())
     room = axes.get_window_extent().width / max(high - low, 1.0)
     labels = axes.get_xticklabels()
     if all(label.get_rotation() or label.get_window_extent().width < _FILLED * room for label in labels):
         return
-    slanted = alone and room / axes.figure.dpi >= _CROWDED
+    slanted = single and room / axes.figure.dpi >= _CROWDED
     small = _FILLED * room * 72 / axes.figure.dpi  # points
     axes.tick_params(axis="x", labelrotation=30 if slanted else 90, labelsize=min(labels[0].get_fontsize(), small))
     for label in labels:
@@ -131,7 +138,7 @@ def _turn(axes: Any, *, alone: bool) -> None:
 
 
 def _fold(label: Any, room: float, long: float) -> None:
-    """The name of a parameter in as many lines as it takes, broken behind dots and underscores."""
+    """Breaks the name of a parameter into as many lines as it needs, after dots and underscores."""
     text = label.get_text()
     lines, most = [""], max(1, int(len(text) * room / max(long, 1.0)))
     for part in re.findall(r"[^._]*[._]?", text):
@@ -142,17 +149,17 @@ def _fold(label: Any, room: float, long: float) -> None:
 
 
 def clear(bar: Any, axes: Any) -> None:
-    """Move the bar of colours out of the way of what stands along the last of parallel axes."""
+    """Moves the colour bar away from the labels of the last parallel axis."""
     figure = axes.figure
     ends = [label.get_window_extent().x1 for label in axes.get_yticklabels() if label.get_text()]
-    place = bar.get_position()
-    over = figure.transFigure.inverted().transform((max(ends, default=0.0), 0.0))[0] + _GAP - place.x0
+    box = bar.get_position()
+    over = figure.transFigure.inverted().transform((max(ends, default=0.0), 0.0))[0] + _GAP - box.x0
     if over > 0:
-        bar.set_position([place.x0 + over, place.y0, place.width, place.height])
+        bar.set_position([box.x0 + over, box.y0, box.width, box.height])
 
 
 def _few_ticks(axis: Any) -> None:
-    """Powers of ten, with 2 and 5 between them where there are few; from 1 on, where sizes are, powers of two."""
+    """Sets ticks at powers of ten, with 2 and 5 between if they are few; for sizes, from 1 on, at powers of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -165,23 +172,23 @@ def _few_ticks(axis: Any) -> None:
 
 
 def _thin(axis: Any) -> None:
-    """Every second, third ... tick where their figures would come too near each other."""
+    """Keeps every second, third ... tick if the labels would be too close."""
     from matplotlib.ticker import FixedLocator
 
     low, high = sorted(axis.get_view_interval())
-    places = [place for place in axis.get_majorticklocs() if low <= place <= high]
-    for step in range(1, len(places)):
-        axis.set_major_locator(FixedLocator(places[::step]))
+    ticks = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+    for step in range(1, len(ticks)):
+        axis.set_major_locator(FixedLocator(ticks[::step]))
         boxes = [label.get_window_extent() for label in axis.get_ticklabels() if label.get_text()]
         if not any(before.padded(_APART).overlaps(after) for before, after in pairwise(boxes)):
             return
 
 
 def on_page(figure: Any, whole: Whole) -> None:
-    """Whole numbers along the axes of a figure of plotly's; those that match one another have one title."""
+    """Sets whole numbers on the axes of a plotly figure; axes that match have one title."""
     for select in (figure.select_xaxes, figure.select_yaxes):
         titles = {_group(axis): axis.title.text for axis in select() if axis.title.text}
-        for axis in (one for one in select() if one.type != "category"):
+        for axis in (candidate for candidate in select() if candidate.type != "category"):
             if bounds := whole.get(titles.get(_group(axis), "")):
                 low, high = bounds
                 axis.update(tick0=low, dtick=max(1, math.ceil((high - low) / _MOST)))
@@ -192,7 +199,7 @@ def _group(axis: Any) -> str:
 
 
 def on_page_parallel(figure: Any, names: Sequence[str], whole: Whole) -> None:
-    """The same of parallel axes, one for each of `names`, whose figures are annotations: those between are left out."""
+    """Removes labels of fractions, which are annotations, from those parallel axes `names` that count whole numbers."""
 
     def kept(note: Any) -> bool:
         return names[int(note.x)] not in whole or not _FRACTION.fullmatch(note.text)

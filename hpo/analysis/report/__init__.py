@@ -1,1 +1,1 @@
-"""`hpo report`: one page that tells a study, from one structure that is read from the ledger."""
+"""Implements `hpo report`, which writes one page about a study from one structure read from the ledger."""

@@ -1,7 +1,6 @@
-"""What a reader of a report should beware of: each caution by a rule of its own, with its threshold.
+"""Finds the cautions that a reader of a report should know; each has its own rule and threshold.
 
-A caution is {"kind": str, "text": str, "next": str}: what was seen, and what to do about it, a command where there is
-one.
+A caution is {"kind": str, "text": str, "next": str}: the observation, and the remedy, a command if there is one.
 """
 
 from __future__ import annotations
@@ -17,27 +16,35 @@ from hpo.analysis.report.cost import SPENT_IN_VAIN
 from hpo.analysis.report.snapshot import Snapshot
 from hpo.analysis.report.trials import held_out
 from hpo.analysis.results.format import number
+from hpo.door import option
+from hpo.ledger.rows import AskedTrial
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.space.values import same
 from hpo.text import command, counted
 
-EDGE = 0.02  # of a range, in its scale
-FEWEST_VALUES = 5  # of a whole number, below which the best lies at an edge by chance
-FEW_TRIALS = 3  # of an option
-TRIALS_PER_OPTION = 5  # before an option is missed
-ERRORS = 2.0  # standard errors, or deviations, which chance exceeds about once in twenty times
-FEWEST_GAPS = 10  # trials with a held-out value, from which their spread is taken
-MANY = 0.25  # of the trials that have ended
+EDGE = 0.02  # share of a range, on its scale
+FEWEST_VALUES = 5  # values of a whole number, below which the best lies at an edge by chance
+FEW_TRIALS = 3  # trials of an option
+TRIALS_PER_OPTION = 5  # trials per option, from which on an option can be missing
+ERRORS = 2.0  # standard errors or deviations, which chance exceeds about once in twenty times
+FEWEST_GAPS = 10  # trials with a held-out value, needed for their spread
+MANY = 0.25  # share of the ended trials
 FEWEST_ENDED = 4
-FEWEST_COMPLETE = 5  # trials that a best one and shares of parameters are taken from
-PERFECT = 1e-6  # how close to a perfect value is perfect
+FEWEST_COMPLETE = 5  # complete trials, needed for a best one and for shares of parameters
+PERFECT = 1e-6  # distance from a perfect value that counts as perfect
 AT_MOST_ONE = ("acc", "accuracy", "auc", "auroc", "f1", "precision", "recall", "r2", "ndcg", "map", "iou", "dice")
 
 
-def cautions(of: Snapshot, confirmed: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """All that hold, the gravest first. `confirmed` are the confirmations of `sure`."""
-    best = _best(of)
-    found = [
+def cautions(
+    of: Snapshot, confirmed: Sequence[Mapping[str, object]], answer: int | None = None
+) -> list[dict[str, str]]:
+    """Returns all cautions that apply, the most serious first.
+
+    `confirmed` are the confirmations of `sure`. `answer` is the trial that the report names as the best; without it the
+    best of the search is examined.
+    """
+    best = _best(of, answer)
+    applying = [
         *(leaked(of, best) if best else ()),
         *(overselected(of, best, confirmed) if best else ()),
         *few(of),
@@ -46,50 +53,54 @@ def cautions(of: Snapshot, confirmed: Sequence[Mapping[str, Any]]) -> list[dict[
         *(at_edge(of, best) if best else ()),
         *unexplored(of),
     ]
-    return [{"kind": kind, "text": text, "next": what} for kind, text, what in found]
+    return [{"kind": kind, "text": text, "next": remedy} for kind, text, remedy in applying]
 
 
 Caution = tuple[str, str, str]
 
 
-def _best(of: Snapshot) -> Mapping[str, Any] | None:
-    """With several objectives the best by the first."""
+def _best(of: Snapshot, answer: int | None) -> AskedTrial | None:
+    """Returns the answer, else the first trial of the search; of a front the best by the first objective."""
     numbers = [n for n, (front, _) in of.placed.items() if front == 0]
-    first = min(numbers, key=lambda n: of.placed[n], default=None)
-    return next((trial for trial in of.trials if trial["number"] == first), None)
+    first = answer if answer in of.placed else min(numbers, key=lambda n: of.placed[n], default=None)
+    return next((trial for trial in of.trials if trial.number == first), None)
 
 
 def few(of: Snapshot) -> Iterator[Caution]:
-    """Fewer than FEWEST_COMPLETE trials are complete, of FEWEST_ENDED at least that have ended: the others were stopped
-    or came to nothing, so there is little to be best of."""
-    complete, ended = len(of.placed), sum(trial["state"] in TERMINAL_STATES for trial in of.trials)
-    if 0 < complete < FEWEST_COMPLETE and ended >= FEWEST_ENDED:
-        text = f"only {complete} of {counted(ended, 'trial')} {'is' if complete == 1 else 'are'} complete"
+    """Yields a caution if fewer than FEWEST_COMPLETE of at least FEWEST_ENDED ended trials are complete.
+
+    The others were stopped or failed, so the best is chosen among few.
+    """
+    complete, num_ended = len(of.placed), sum(trial.state in TERMINAL_STATES for trial in of.trials)
+    if 0 < complete < FEWEST_COMPLETE and num_ended >= FEWEST_ENDED:
+        text = f"only {complete} of {counted(num_ended, 'trial')} {'is' if complete == 1 else 'are'} complete"
         text += ": the best is one of few, and what mattered is a guess"
-        yield "few", text, "ask for more by --trials, or prune fewer by --strategy"
+        yield "few", text, f"ask for more by {option('trials')}, or prune fewer by {option('strategy')}"
 
 
-def at_edge(of: Snapshot, best: Mapping[str, Any]) -> Iterator[Caution]:
-    """A numeric parameter of the best trial lies within EDGE of an end of its range, on the scale that it is searched
-    on: the optimum may be beyond. Whole numbers need FEWEST_VALUES values for it."""
-    for path, one in of.space.items():
-        if path not in best["params"] or "low" not in one or one["low"] == one["high"]:
+def at_edge(of: Snapshot, best: AskedTrial) -> Iterator[Caution]:
+    """Yields a caution if a number of the best trial lies within EDGE of an end of its range, on the range's scale.
+
+    The optimum may be beyond the range. Whole numbers need FEWEST_VALUES values for this caution.
+    """
+    for path, dimension in of.space.items():
+        if path not in best.params or "low" not in dimension or dimension["low"] == dimension["high"]:
             continue
-        low, high, value = one["low"], one["high"], best["params"][path]
-        log = bool(one.get("log") or one.get("powers_of_two"))
-        if one["type"] == "Int" and _count(one) < FEWEST_VALUES:
+        low, high, value = dimension["low"], dimension["high"], best.params[path]
+        log = bool(dimension.get("log") or dimension.get("powers_of_two"))
+        if dimension["type"] == "Int" and _count(dimension) < FEWEST_VALUES:
             continue
-        place = (_scaled(value, log) - _scaled(low, log)) / (_scaled(high, log) - _scaled(low, log))
-        if min(place, 1 - place) <= EDGE:
-            end = "lower" if place <= EDGE else "upper"
+        share = (_scaled(value, log) - _scaled(low, log)) / (_scaled(high, log) - _scaled(low, log))
+        if min(share, 1 - share) <= EDGE:
+            end = "lower" if share <= EDGE else "upper"
             text = f"{path} = {number(value)} of the best trial lies at the {end} end of its range, {low} to {high}"
-            yield "edge", text, f"widen the range of {path} and search again under another --name"
+            yield "edge", text, f"widen the range of {path} and search again under another {option('name')}"
 
 
-def _count(one: Mapping[str, Any]) -> int:
-    if one.get("powers_of_two"):
-        return int(one["high"]).bit_length() - int(one["low"]).bit_length() + 1
-    return (one["high"] - one["low"]) // one.get("step", 1) + 1
+def _count(dimension: Mapping[str, Any]) -> int:
+    if dimension.get("powers_of_two"):
+        return int(dimension["high"]).bit_length() - int(dimension["low"]).bit_length() + 1
+    return (dimension["high"] - dimension["low"]) // dimension.get("step", 1) + 1
 
 
 def _scaled(value: float, log: bool) -> float:
@@ -97,100 +108,109 @@ def _scaled(value: float, log: bool) -> float:
 
 
 def unexplored(of: Snapshot) -> Iterator[Caution]:
-    """An option of a choice has fewer than FEW_TRIALS ended trials, while the choice had TRIALS_PER_OPTION for each."""
-    ended = [trial for trial in of.trials if trial["state"] in TERMINAL_STATES]
-    for path, one in of.space.items():
-        having = [trial["params"][path] for trial in ended if path in trial["params"]]
-        if "options" not in one or len(having) < TRIALS_PER_OPTION * len(one["options"]):
-            continue
-        for option in one["options"]:
-            count = sum(same(option, value) for value in having)
-            if count < FEW_TRIALS:
-                text = f"{path} = {json.dumps(option)} was tried in {count} of {counted(len(having), 'trial')}"
-                what = f"try it by --enqueue, or pin it by -o {path}={json.dumps(option)} in a study of its own"
-                yield "unexplored", text, what
+    """Yields a caution for an option with fewer than FEW_TRIALS ended trials.
 
-
-def overselected(of: Snapshot, best: Mapping[str, Any], confirmed: Sequence[Mapping[str, Any]]) -> Iterator[Caution]:
-    """The best trial is worse on held-out data than its selected value promises.
-
-    Confirmed: under other seeds its held-out mean is worse than the selected value by more than ERRORS standard errors
-    of that mean. Else: by how much its held-out value is worse is beyond the mean of that of all other complete trials
-    by more than ERRORS of their standard deviations, FEWEST_GAPS of them at least.
+    Choosing among options takes TRIALS_PER_OPTION trials each.
     """
-    for place, objective in enumerate(of.objectives):
+    ended = [trial for trial in of.trials if trial.state in TERMINAL_STATES]
+    for path, dimension in of.space.items():
+        tried_values = [trial.params[path] for trial in ended if path in trial.params]
+        if "options" not in dimension or len(tried_values) < TRIALS_PER_OPTION * len(dimension["options"]):
+            continue
+        for value in dimension["options"]:
+            count = sum(same(value, tried) for tried in tried_values)
+            if count < FEW_TRIALS:
+                text = f"{path} = {json.dumps(value)} was tried in {count} of {counted(len(tried_values), 'trial')}"
+                pin = option("overrides", f"{path}={json.dumps(value)}")
+                remedy = f"try it by {option('enqueue')}, or pin it by {pin} in a study of its own"
+                yield "unexplored", text, remedy
+
+
+def overselected(of: Snapshot, best: AskedTrial, confirmed: Sequence[Mapping[str, Any]]) -> Iterator[Caution]:
+    """Yields a caution if the best trial is worse on held-out data than its selected value promises.
+
+    If it is confirmed: its held-out mean under other seeds is worse than the selected value by more than ERRORS
+    standard errors of that mean. Otherwise: its held-out value is worse than its selected value by an amount that
+    exceeds the mean amount of the other complete trials by more than ERRORS of their standard deviations, with at least
+    FEWEST_GAPS of them.
+    """
+    for index, objective in enumerate(of.objectives):
         metric, sign = objective["metric"], 1.0 if objective["direction"] == "minimize" else -1.0
-        again = next((one for one in confirmed if one["metric"] == metric), None)
-        row = next((one for one in again["rows"] if one["trial"] == best["number"]), None) if again else None
-        if again and row and row["held_out"] and row["held_out"]["error"] is not None:
-            held, error = row["held_out"]["mean"], row["held_out"]["error"]
-            worse, by = sign * (held - row["selected"]), f"{ERRORS:g} standard errors of {error:.2g}"
+        confirmation = next((table for table in confirmed if table["metric"] == metric), None)
+        entry = (
+            next((entry for entry in confirmation["rows"] if entry["trial"] == best.number), None)
+            if confirmation
+            else None
+        )
+        selected, retrained, unseen = (
+            (entry["selected"], entry["again"], entry["held_out"]) if entry else (0.0, None, None)
+        )
+        if confirmation and unseen and unseen["error"] is not None:
+            mean, error = unseen["mean"], unseen["error"]
+            worse, by = sign * (mean - selected), f"{ERRORS:g} standard errors of {error:.2g}"
             if worse > ERRORS * error:
-                text = (
-                    f"trial {best['number']} was selected by {metric} {number(row['selected'])}, and under other seeds "
-                )
-                text += f"{again['hold_out']} is {number(held)}: worse by more than {by}"
-                if row["again"] and sign * (row["again"]["mean"] - held) >= -error:
-                    own = number(row["again"]["mean"])
-                    text += f"; {metric} is {own} there itself, so the gain was its seed's luck"
+                text = f"trial {best.number} was selected by {metric} {number(selected)}, and under other seeds "
+                text += f"{confirmation['hold_out']} is {number(mean)}: worse by more than {by}"
+                if retrained and sign * (retrained["mean"] - mean) >= -error:
+                    text += f"; {metric} is {number(retrained['mean'])} there itself, so the gain was its seed's luck"
                 yield "overselected", text, "report the held-out value, not the selected one"
         elif key := of.hold_outs.get(metric):
-            yield from _beyond_others(of, best, place, sign, key)
+            yield from _beyond_others(of, best, index, sign, key)
 
 
-def _beyond_others(of: Snapshot, best: Mapping[str, Any], place: int, sign: float, key: str) -> Iterator[Caution]:
+def _beyond_others(of: Snapshot, best: AskedTrial, index: int, sign: float, key: str) -> Iterator[Caution]:
     gaps = {
-        trial["number"]: sign * (held - trial["values"][place])
+        trial.number: sign * (unseen - trial.values[index])
         for trial in of.trials
-        if trial["number"] in of.placed and (held := held_out(of, trial, key)) is not None
+        if trial.number in of.placed and trial.values and (unseen := held_out(of, trial, key)) is not None
     }
-    own, others = gaps.pop(best["number"], None), list(gaps.values())
-    if own is None or len(others) < FEWEST_GAPS:
+    gap, others = gaps.pop(best.number, None), list(gaps.values())
+    if gap is None or len(others) < FEWEST_GAPS:
         return
     usual, spread = fmean(others), stdev(others)
-    if own > usual + ERRORS * spread:
-        text = (
-            f"trial {best['number']} is worse by {number(own)} on {key} than on {of.metrics[place]}; of the others that"
-        )
+    if gap > usual + ERRORS * spread:
+        text = f"trial {best.number} is worse by {number(gap)} on {key} than on {of.metrics[index]}; of the others that"
         text += f" is {number(usual)} on average, with a standard deviation of {number(spread)}"
         yield "overselected", text, f"`{command(f'confirm --study {of.name}')}` shows what of it was luck"
 
 
-def leaked(of: Snapshot, best: Mapping[str, Any]) -> Iterator[Caution]:
-    """The best value is perfect to within PERFECT: 1 by a metric that is at most 1, told by its name, or a loss of 0.
-    Data of the answer may be among the inputs."""
-    for objective, value in zip(of.objectives, best["values"], strict=True):
+def leaked(of: Snapshot, best: AskedTrial) -> Iterator[Caution]:
+    """Yields a caution if the best value is perfect to within PERFECT: the inputs may contain the answer.
+
+    Perfect is 1 for a metric whose name says that it is at most 1, and 0 for a loss.
+    """
+    for objective, value in zip(of.objectives, best.values or [], strict=True):
         name = objective["metric"].rpartition("/")[2].lower()
         if objective["direction"] == "maximize":
             perfect = abs(value - 1.0) <= PERFECT and any(word in AT_MOST_ONE for word in name.split("_"))
         else:
             perfect = 0.0 <= value <= PERFECT
         if perfect:
-            text = f"{objective['metric']} {number(value)} of trial {best['number']} is perfect"
+            text = f"{objective['metric']} {number(value)} of trial {best.number} is perfect"
             yield "leaked", text, "check that no answer is among the inputs, and that no sample is in both sets"
 
 
 def in_vain(of: Snapshot) -> Iterator[Caution]:
-    """More than MANY of the ended trials are infeasible, or have failed; FEWEST_ENDED have ended at least."""
-    counts = Counter(trial["state"] for trial in of.trials)
-    ended = sum(counts[state] for state in TERMINAL_STATES)
+    """Yields a caution if more than MANY of at least FEWEST_ENDED ended trials are infeasible or have failed."""
+    counts = Counter(trial.state for trial in of.trials)
+    num_ended = sum(counts[state] for state in TERMINAL_STATES)
     for state in SPENT_IN_VAIN:
-        if ended >= FEWEST_ENDED and counts[state] > MANY * ended:
+        if num_ended >= FEWEST_ENDED and counts[state] > MANY * num_ended:
             word = "are infeasible" if state == "infeasible" else "have failed"
-            text = f"{counts[state]} of {counted(ended, 'ended trial')} {word}"
-            errors = Counter((t["error"] or "").split("\n")[0] for t in of.trials if t["state"] == state)
+            text = f"{counts[state]} of {counted(num_ended, 'ended trial')} {word}"
+            errors = Counter((t.error or "").split("\n")[0] for t in of.trials if t.state == state)
             why, times = errors.most_common(1)[0]
-            first = next(t["number"] for t in of.trials if t["state"] == state and (t["error"] or "").startswith(why))
+            first = next(t.number for t in of.trials if t.state == state and (t.error or "").startswith(why))
             text += f"; {times} of them: {why}" if why else ""
             yield state, text, f"`{command(f'show {first} --study {of.name}')}` shows the first of them"
 
 
 def drifted(of: Snapshot) -> Iterator[Caution]:
-    """What decides the results changed in the middle of the study, or an attempt has reported other values again."""
-    changed = [clause for one in of.befell if one["kind"] == "drift" for clause in one["fields"]["changed"]]
+    """Yields cautions if what determines the results changed during the study, or attempts reported other values."""
+    changed = [clause for event in of.befell if event.kind == "drift" for clause in event.fields["changed"]]
     if changed:
         text = f"trials before and after cannot be compared: {'; '.join(changed)}"
-        yield "drift", text, "search again under another --name"
+        yield "drift", text, f"search again under another {option('name')}"
     if of.replays:
         text = f"{counted(of.replays, 'report')} came to another value when an attempt trained it again"
         yield "replays", text, f"`{command(f'verify --study {of.name}')}`; the first value stands"

@@ -1,6 +1,6 @@
-"""The one structure from which a report's page is made, in a file or served.
+"""Reads the one structure from which a report's page is made, for a file or a server.
 
-All of it is plain JSON. Each part is documented in the module that computes it.
+It is plain JSON. The module that computes a part documents it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.report import snapshot
 from hpo.analysis.report.answer import answer
 from hpo.analysis.report.cautions import cautions
+from hpo.analysis.report.certainty import sure
 from hpo.analysis.report.cost import cost
 from hpo.analysis.report.curves import curves
 from hpo.analysis.report.environment import environment
 from hpo.analysis.report.importances import importances
 from hpo.analysis.report.next_steps import next_steps
-from hpo.analysis.report.sure import sure
 from hpo.analysis.report.timeline import timeline
 from hpo.analysis.report.trials import trials
 from hpo.analysis.results import status as statuses
+from hpo.analysis.results.differences import settings
 from hpo.ledger import queries
 from hpo.text import from_anywhere
 
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """A study as a report tells it.
+    """A study as its report shows it.
 
     name         its name
     state        running, interrupted, complete or stopped
-    status       how far it is, in a line, as `hpo status` has it
-    read_at      when, in seconds since 1970
-    counts       {state: trials}
+    status       its state and how many trials have ended, as in `hpo status`
+    read_at      the time of reading, in seconds since 1970
+    counts       {state: trials}, without removed ones
+    removed      a sentence about the trials that are removed; empty for none
     objectives   [{"metric", "direction", "select"}]
+    settings     {name: text}, the study's settings, for comparison with others
     """
 
     name: str
@@ -47,7 +50,9 @@ class StudyReport:
     status: str
     read_at: float
     counts: dict[str, int]
+    removed: str
     objectives: list[dict[str, Any]]
+    settings: dict[str, str]
     answer: dict[str, Any]
     sure: dict[str, Any]
     trials: dict[str, Any]
@@ -60,52 +65,60 @@ class StudyReport:
     environment: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; nothing is copied."""
+        """Returns the fields by name, without copying them."""
         return dict(vars(self))
 
 
 def read(ledger: Ledger, home: Home, name: str, *, quick: bool = False) -> StudyReport:
-    """The study as it stands now; while it runs, all but importances and derived studies is of one instant.
+    """Returns the study as it is now.
 
-    A `quick` one lacks importances and the digest, which take most of the time where trials are many.
-    Raises StudyError where the ledger has none of that name.
+    While it runs, all parts except derived studies show one instant. A `quick` report lacks importances
+    and the digest, which take most of the time if there are many trials. Raises StudyError if the ledger has no study
+    of that name.
     """
     with from_anywhere(str(home.root.absolute())):
         with ledger.read() as connection:
-            of = snapshot.read(connection, name, digest=not quick)
-            best, lines = answer(connection, home, of), curves(connection, of)
-        found = sure(ledger, name)
-        warned = cautions(of, found["confirm"])
-        steps = next_steps(of, best, found, warned)
+            contents = snapshot.read(connection, name, digest=not quick)
+            best, lines = answer(connection, home, contents), curves(connection, contents)
+            shares = importances(connection, contents, shared=not quick)
+        certainty = sure(ledger, name)
+        warned = cautions(contents, certainty["confirm"], best["best"][0]["number"] if best["best"] else None)
+        steps = next_steps(contents, best, certainty, warned)
     return StudyReport(
         name=name,
-        **told(of.status),
-        read_at=of.read_at,
-        objectives=[dict(one) for one in of.objectives],
+        **told(contents.status),
+        read_at=contents.read_at,
+        objectives=[dict(objective) for objective in contents.objectives],
+        settings=settings(contents.study),
         answer=best,
-        sure=found,
-        trials=trials(of),
+        sure=certainty,
+        trials=trials(contents),
         curves=lines,
-        cost=cost(of),
-        importances=importances(ledger, home, of, shared=not quick),
-        timeline=timeline(of),
+        cost=cost(contents),
+        importances=shares,
+        timeline=timeline(contents),
         cautions=warned,
         next_steps=steps,
-        environment=environment(of),
+        environment=environment(contents),
     )
 
 
 def changes(connection: Connection, report: Mapping[str, Any], numbers: Sequence[int]) -> dict[str, Any]:
-    """What a report that was made before says now: its `state`, `status` and `counts`, and where there are `numbers`
-    its `trials` and `curves` of these trials alone, without their places."""
+    """Returns the parts of an earlier report that have changed: its `state`, `status`, `counts` and `removed`.
+
+    It adds the `trials` and `curves` of the trials in `numbers`, without their ranks.
+    """
     if not numbers:
         return told(queries.status(connection, report["name"]))
-    of = snapshot.part(connection, report["name"], numbers)
-    columns = {name: column for name, column in trials(of, report).items() if name not in ("place", "front")}
-    return {**told(of.status), "trials": columns, "curves": curves(connection, of, report["curves"])}
+    contents = snapshot.part(connection, report["name"], numbers)
+    columns = {name: column for name, column in trials(contents, report).items() if name not in ("place", "front")}
+    return {**told(contents.status), "trials": columns, "curves": curves(connection, contents, report["curves"])}
 
 
 def told(status: queries.Status) -> dict[str, Any]:
-    """How far the study is."""
-    counts = {state: count for state, count in status.trials.items() if count}
-    return {"state": status.state, "status": statuses.line(status), "counts": counts}
+    """Returns the progress of a study as JSON values."""
+    gone = status.removed_cost
+    shown = {state: count - gone.states.get(state, 0) for state, count in status.trials.items()}
+    counts = {state: count for state, count in shown.items() if count}
+    removed = statuses.removed_line(gone)
+    return {"state": status.state, "status": statuses.progress(status), "counts": counts, "removed": removed}

@@ -1,14 +1,14 @@
-"""What mattered: how much each parameter explains, and the dimensions that were searched.
+"""Computes how much each parameter explains, and describes the dimensions that were searched.
 
 {
     "shares": {objective: {path: share}}   the largest first
     "lacking": {objective: str}            why there are none; else empty
-    "caution": str                         where shares are taken from few trials; else empty
+    "caution": str                         a warning if shares rest on few trials; else empty
     "dimensions": {path: {"label": str, "kind": "number" or "choice", "log": bool, "whole": bool, "low", "high",
-        "options", "ticks": all values of one that takes powers of two, else null}}
+        "options", "ticks": all values of a dimension of powers of two, else null}}
 }
-Shares are by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), as `hpo importance` has them. All is computed from
-what the ledger has recorded: no declaration is loaded, so that a study is told as it was, also where its code has gone.
+Shares are by PED-ANOVA (Watanabe et al. 2023, arXiv 2304.10255), as in `hpo importance`. Everything is computed from
+the ledger's records: no declaration is loaded, so the report shows the study as it was, even if its code is gone.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ from hpo.space.objective import Constraint, Objective
 from hpo.text import endings
 
 if TYPE_CHECKING:
-    from hpo.ledger import Ledger
-    from hpo.storage.home import Home
+    from hpo.ledger.rows import Connection
 
 
 LATER = "the shares are being computed"
 
 
-def importances(ledger: Ledger, home: Home, of: Snapshot, *, shared: bool = True) -> dict[str, Any]:
-    """Of each objective; on request without the shares, which take most of the time that a report takes."""
+def importances(connection: Connection, of: Snapshot, *, shared: bool = True) -> dict[str, Any]:
+    """Returns the importances for each objective, or without `shared` only the dimensions.
+
+    The shares need Optuna, whose import takes a second.
+    """
     described = descriptions(of)
     if not shared:
         lacking = dict.fromkeys(of.metrics, LATER)
         return {"shares": {}, "lacking": lacking, "caution": "", "dimensions": dimensions(described)}
     from hpo.analysis.plots import figures, importance
-    from hpo.analysis.plots.optuna_study import to_optuna
+    from hpo.analysis.plots.optuna_study import complete_trials
 
     shares: dict[str, dict[str, float]] = {}
     lacking: dict[str, str] = {}
     caution = ""
     try:
-        found = to_optuna(recorded(of, described), home.root, of.name, ledger.url, of.metrics[0])
+        study = complete_trials(connection, recorded(of, described), of.name, of.trials)
     except HpoError as error:
         lacking = dict.fromkeys(of.metrics, reason(error))
     else:
-        caution = importance.caution(found)
+        caution = importance.caution(study)
         for metric in of.metrics:
-            subject = figures.subject(found, metric)
+            subject = figures.subject(study, metric)
             lacking[metric] = importance.lacking_importances(subject.study, subject.loss)
             if not lacking[metric]:
                 shares[metric] = importance.importances(subject.study, target=subject.loss)
@@ -60,10 +62,10 @@ def importances(ledger: Ledger, home: Home, of: Snapshot, *, shared: bool = True
 
 
 def descriptions(of: Snapshot) -> dict[str, Mapping[str, Any]]:
-    """Path -> its dimension as `Dimension.describe` has it; of one the ledger has no space of, as values show it."""
-    seen = dict.fromkeys(path for trial in of.trials for path in trial["params"])
+    """Returns path -> its dimension as in `Dimension.describe`, derived from the values if the ledger has no space."""
+    seen = dict.fromkeys(path for trial in of.trials for path in trial.params)
     return {
-        path: of.space.get(path) or _seen([t["params"][path] for t in of.trials if path in t["params"]])
+        path: of.space.get(path) or _seen([t.params[path] for t in of.trials if path in t.params])
         for path in [*of.space, *(path for path in seen if path not in of.space)]
     }
 
@@ -76,17 +78,17 @@ def _seen(values: Sequence[Any]) -> dict[str, Any]:
     return {"type": "Choice", "options": [options[text] for text in sorted(options)]}
 
 
-def dimensions(described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What a figure needs to know of each, by path."""
-    labels, found = endings(described), dict[str, dict[str, Any]]()
-    for path, one in described.items():
-        log = bool(one.get("log") or one.get("powers_of_two"))
-        kind = "choice" if "options" in one else "number"
-        ends = {key: one.get(key) for key in ("low", "high", "options")}
-        ticks = list(_rebuilt(one).extremes()) if one.get("powers_of_two") else None
-        shown = {"label": labels[path], "kind": kind, "log": log, "whole": one["type"] == "Int", "ticks": ticks}
-        found[path] = shown | ends
-    return found
+def dimensions(described: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, Any]]:
+    """Returns the data that a figure needs about each dimension, by path."""
+    labels, by_path = endings(described), dict[str, dict[str, Any]]()
+    for path, dimension in described.items():
+        log = bool(dimension.get("log") or dimension.get("powers_of_two"))
+        kind = "choice" if "options" in dimension else "number"
+        ends = {key: dimension.get(key) for key in ("low", "high", "options")}
+        ticks = list(_rebuilt(dimension).extremes()) if dimension.get("powers_of_two") else None
+        shown = {"label": labels[path], "kind": kind, "log": log, "whole": dimension["type"] == "Int", "ticks": ticks}
+        by_path[path] = shown | ends
+    return by_path
 
 
 @dataclass(frozen=True)
@@ -96,23 +98,25 @@ class RecordedSpace:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the ledger has of a declaration that a study was searched by (hpo.analysis.plots.optuna_study.Searched)."""
+    """The ledger's record of the declaration by which a study was searched
+    (hpo.analysis.plots.optuna_study.Searched)."""
 
     objectives: Sequence[Objective]
     constraints: Sequence[Constraint]
     space: RecordedSpace
 
 
-def recorded(of: Snapshot, described: Mapping[str, Mapping[str, Any]]) -> Recorded:
-    """The objectives, constraints and dimensions as the study was begun with them."""
-    objectives = [Objective(**one) for one in of.objectives]
-    constraints = [Constraint(**one) for one in of.spec.get("constraints", ())]
-    return Recorded(objectives, constraints, RecordedSpace({path: _rebuilt(one) for path, one in described.items()}))
+def recorded(of: Snapshot, described: Mapping[str, Mapping[str, object]]) -> Recorded:
+    """Returns the objectives, constraints and dimensions that the study began with."""
+    objectives = [Objective(**objective) for objective in of.objectives]
+    constraints = [Constraint(**constraint) for constraint in of.spec.constraints]
+    space = RecordedSpace({path: _rebuilt(dimension) for path, dimension in described.items()})
+    return Recorded(objectives, constraints, space)
 
 
-def _rebuilt(one: Mapping[str, Any]) -> Dimension:
-    """The dimension without what it depends on: its values alone count."""
-    if "options" in one:
-        return Choice(one["options"])
-    kind, fields = (Float, ("log", "step")) if one["type"] == "Float" else (Int, ("log", "step", "powers_of_two"))
-    return kind(one["low"], one["high"], **{name: one[name] for name in fields if name in one})
+def _rebuilt(dimension: Mapping[str, Any]) -> Dimension:
+    """Returns the dimension without its condition, because only its values count."""
+    if "options" in dimension:
+        return Choice(dimension["options"])
+    kind, fields = (Float, ("log", "step")) if dimension["type"] == "Float" else (Int, ("log", "step", "powers_of_two"))
+    return kind(dimension["low"], dimension["high"], **{name: dimension[name] for name in fields if name in dimension})

@@ -1,8 +1,8 @@
-"""Makes a report's page of its data, and the live pages of theirs: templates, one stylesheet and a few scripts.
+"""Renders reports and live pages from their data by templates, one stylesheet and a few scripts.
 
-In a file all of them stand inside it, and its policy lets nothing else run and nothing be fetched. What users have
-written, names, values and errors, is escaped by the template; characters that would not be seen, or turn a line of text
-round, are shown as their code points.
+A page in a file contains all of them; its content policy allows no other script and no fetching. The template escapes
+what users have written: names, values and errors. Characters that are invisible, or that reverse a line of text, are
+shown as their code points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.report.sure import steadiest
+from hpo.analysis.report.certainty import steadiest
+from hpo.analysis.report.cost import SPENT_IN_VAIN
+from hpo.analysis.results.differences import Difference, differences, incomparable
 from hpo.errors import UserError
 from hpo.text import counted, spelled
 from trainer.files.durable import replacing, sync
@@ -29,14 +31,15 @@ if TYPE_CHECKING:
 
     from hpo.analysis.report.data import StudyReport
 
+Facts = Mapping[str, Any]  # a report, or a part of it, as JSON values
 ASSETS = Path(__file__).with_name("assets")
-SCRIPTS = ("plotly-cartesian.min.js", "figures.js", "parameters.js", "report.js")  # in this order
+SCRIPTS = ("plotly-cartesian.min.js", "figures.js", "parameters.js", "report.js")  # loaded in this order
 STYLE = "report.css"
-_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(?!d[89a-f])([0-9a-f]{4})")  # in JSON; halves of a pair stay together
+_ESCAPED = re.compile(r"(?<!\\)((?:\\\\)*)\\u(?!d[89a-f])([0-9a-f]{4})")  # in JSON; surrogates stay paired
 
 
 def file_page(reports: Sequence[StudyReport]) -> str:
-    """The page as one file that needs nothing from elsewhere."""
+    """Returns the page as one self-contained file."""
     scripts = [_asset(name) for name in SCRIPTS]
     style = _asset(STYLE)
     policy = (
@@ -45,18 +48,18 @@ def file_page(reports: Sequence[StudyReport]) -> str:
     )
     bodies = [report.to_json() for report in reports]
     title = f"{' beside '.join(report.name for report in reports)}: report"
-    inline = {"scripts": [_marked_up(one) for one in scripts], "style": _marked_up(style)}
+    inline = {"scripts": [_marked_up(script) for script in scripts], "style": _marked_up(style)}
     return rendered(
         "report.html.jinja", title=title, reports=bodies, data=bodies, policy=policy, inline=inline, live=None
     )
 
 
 def write(reports: Sequence[StudyReport], path: Path) -> Path:
-    """Write the page; raises UserError where that is not allowed, or the extra `report` is missing."""
+    """Writes the page. Raises UserError if that is not allowed, or the extra `report` is missing."""
     check_installed()
     text = file_page(reports)
     if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written, {path.parent} is no directory: make it first.")
+        raise UserError(f"{path} cannot be written, {path.parent} is not a directory: make it first.")
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(text.encode())
@@ -66,20 +69,20 @@ def write(reports: Sequence[StudyReport], path: Path) -> Path:
     return path
 
 
-def rendered(template: str, *, data: Any, **what: Any) -> str:
-    """A page: `frame.html.jinja` says what each needs. `data` is what its scripts read."""
+def rendered(template: str, *, data: object, **what: object) -> str:
+    """Returns a page. `frame.html.jinja` lists what each template needs; `data` is what its scripts read."""
     return _environment().get_template(template).render(data=_marked_up(embedded(data)), **what)
 
 
 def _marked_up(text: str) -> Any:
-    """A text that is to stand in a page as it is."""
+    """Returns a text that the template inserts unescaped."""
     from markupsafe import Markup
 
     return Markup(text)
 
 
 def check_installed() -> None:
-    """Raise UserError where the extra is missing, before a study is read."""
+    """Raises UserError if the extra is missing, before a study is read."""
     try:
         import jinja2  # noqa: F401
     except ModuleNotFoundError as error:
@@ -90,7 +93,7 @@ def check_installed() -> None:
 def _environment() -> Environment:
     import jinja2
 
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
         finalize=_finalized,
@@ -98,9 +101,13 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (figure, measured, short, setting, moment, confirmed, steadier, differing, fact, totalled, attempted)
-    made.filters |= {one.__name__: one for one in filters} | {"duration": spelled}
-    return made
+    filters = (figure, measured, to_error, noise, short, setting, moment, confirmed, steadier, differing, unlike)
+    filters += (measures, fact, totalled, attempted, sentence, lead, by_importance, in_column, polyline, first_failure)
+    environment.filters |= {function.__name__: function for function in filters} | {
+        "duration": spelled,
+        "several": counted,
+    }
+    return environment
 
 
 def _asset(name: str) -> str:
@@ -111,18 +118,18 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-# What users have written
+# Texts of users
 
 
-def _finalized(value: Any) -> Any:
-    """Returns a text as `visible` does, and any other value, such as markup, as it is."""
+def _finalized(value: object) -> Any:
+    """Returns a text with its invisible characters escaped, and any other value, such as markup, as it is."""
     return visible(value) if type(value) is str else value
 
 
-def embedded(data: Any) -> str:
-    """JSON that may stand in a script element: without `<`, `>` and `&`, its unseen characters as `visible` has them.
+def embedded(data: object) -> str:
+    """Returns JSON for a script element: without `<`, `>` and `&`, and with invisible characters as in `visible`.
 
-    Raises ValueError for a number that JSON has not.
+    Raises ValueError for a number that JSON does not have.
     """
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     text = _ESCAPED.sub(_unescaped, text)
@@ -130,7 +137,7 @@ def embedded(data: Any) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """Returns the escape of an unseen character as text, that of any other one as it is."""
+    """Returns the escape of an invisible character as text, and any other escape as it is."""
     return rf"{match[1]}\\u{match[2]}" if unseen(chr(int(match[2], 16))) else match[0]
 
 
@@ -138,55 +145,139 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A value to six digits, as `hpo best` and `hpo status` have it."""
+    """Returns a value to six digits, as `hpo best` and `hpo status` print it."""
     return "" if value is None else f"{value:.6g}"
 
 
 def measured(mean: float, error: float | None) -> str:
-    """A mean to the second digit of its standard error, and that."""
-    if not error:
-        return figure(mean)
-    return f"{mean:.{max(0, 1 - math.floor(math.log10(error)))}f} ± {short(error)}"
+    """Returns a mean to the second digit of its standard error, followed by the error."""
+    return f"{to_error(mean, error)} ± {to_error(error, error)}" if error else to_error(mean, None)
+
+
+def to_error(value: float | None, error: float | None) -> str:
+    """Returns a value to the second digit of its error; to four significant digits if the error is not known."""
+    if value is None:
+        return ""
+    return f"{value:.{max(0, 1 - math.floor(math.log10(error)))}f}" if error else f"{value:.4g}"
+
+
+def in_column(value: float | None, report: Facts, metric: str) -> str:
+    """Returns an objective's value with as many decimals as the others of the answer, so that they align."""
+    error = noise(report, metric)
+    if value is None or error:
+        return to_error(value, error)
+    most = max(
+        (abs((best["means"] or best["values"])[metric] or 0.0) for best in report["answer"]["best"]), default=0.0
+    )
+    return f"{value:.{max(0, 3 - math.floor(math.log10(most)))}f}" if 1e-4 < most < 1e6 else to_error(value, None)
+
+
+def noise(report: Facts, metric: str) -> float | None:
+    """Returns the standard deviation of one run of an objective; None if no other seeds were trained."""
+    known = report["sure"]["noise"].get(metric)
+    return known["deviation"] if known else None
 
 
 def short(value: float) -> str:
     return f"{value:.2g}"
 
 
-def setting(value: Any) -> str:
-    """A value of a configuration as one types it: a text as it is, None as nothing, anything else as JSON."""
+def setting(value: object) -> str:
+    """Returns a value of a configuration as a user types it: a text as it is, None as nothing, others as JSON."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def sentence(text: str) -> list[str]:
+    """Returns a sentence with a capital letter, split at its backticks: every second part is code."""
+    return (text[:1].upper() + text[1:]).split("`")
 
 
 def moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def confirmed(report: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
-    """A trial's row among the confirmed ones, by the first objective."""
+def confirmed(report: Facts, number: int) -> Facts | None:
+    """Returns a trial's row among the confirmed ones, by the first objective."""
     rows = report["sure"]["confirm"][0]["rows"] if report["sure"]["confirm"] else ()
     return next((row for row in rows if row["trial"] == number), None)
 
 
-def steadier(report: Mapping[str, Any], number: int) -> Mapping[str, Any] | None:
-    """The row of another trial than this one that is the best under other seeds."""
+def steadier(report: Facts, number: int) -> Facts | None:
+    """Returns the row of the best trial under other seeds, if it differs from this trial."""
     row = steadiest(report["sure"]["confirm"], report["objectives"][0]["direction"])
     return row if row and row["trial"] != number else None
 
 
-def differing(reports: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Path -> its value in the best configuration of each study, where these are not the same."""
-    best = [one["answer"]["best"][0]["params"] if one["answer"]["best"] else {} for one in reports]
+def lead(report: Facts, number: int) -> dict[str, Any] | None:
+    """Returns how far the answer is ahead of the next trial; None without another complete trial of one objective.
+
+    It is {"by": float, "error": float or null, "trial": the next one}: the mean difference under other seeds where
+    there is one, else the difference of the two values.
+    """
+    [objective, *others], trials = report["objectives"], report["trials"]
+    sign = 1.0 if objective["direction"] == "minimize" else -1.0
+    [table] = report["sure"]["confirm"][:1] or [{"rows": (), "ahead": None}]
+    if others:
+        return None
+    if table["ahead"] and table["rows"][0]["trial"] == number:
+        return {"by": table["ahead"]["mean"], "error": table["ahead"]["error"], "trial": table["rows"][1]["trial"]}
+    values = dict(zip(trials["number"], trials["values"][objective["metric"]], strict=True))
+    places = dict(zip(trials["number"], trials["place"], strict=True))
+    ranked = sorted((n for n, place in places.items() if place is not None and n != number), key=lambda n: places[n])
+    if table["ahead"] or not ranked or values.get(number) is None:
+        return None
+    return {"by": sign * (values[ranked[0]] - values[number]), "error": None, "trial": ranked[0]}
+
+
+def by_importance(params: Mapping[str, object], report: Facts) -> dict[str, object]:
+    """Returns the parameters, those that explain most of the first objective first."""
+    shares = report["importances"]["shares"].get(report["objectives"][0]["metric"], {})
+    return {path: params[path] for path in sorted(params, key=lambda path: -shares.get(path, -1.0))}
+
+
+def differing(reports: Sequence[Facts]) -> Iterator[tuple[str, list[Any]]]:
+    """Yields path -> its values in the best configuration of each study, if they differ."""
+    best = [report["answer"]["best"][0]["params"] if report["answer"]["best"] else {} for report in reports]
     for path in dict.fromkeys(path for params in best for path in params):
         values = [params.get(path) for params in best]
         if any(value != values[0] for value in values):
             yield path, values
 
 
+def unlike(reports: Sequence[Facts]) -> list[Difference]:
+    """Returns the settings in which the studies differ, first those that change the measure."""
+    return differences([report["settings"] for report in reports])
+
+
+def measures(reports: Sequence[Facts]) -> str:
+    """Returns a sentence that warns of comparing the values of the studies; empty if they have one measure."""
+    return incomparable([report["name"] for report in reports], unlike(reports))
+
+
+def polyline(line: Sequence[tuple[float, float]], width: int, height: int) -> str:
+    """Returns the points of a step line in an SVG of this size, with a margin of 2 above and below."""
+    xs, ys = zip(*line, strict=True)
+    left, low, across, up = min(xs), min(ys), (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
+    points, last = list[str](), height / 2
+    for x, y in line:
+        at = width * (x - left) / across
+        level = height - 2 - (height - 4) * (y - low) / up
+        points += [f"{at:.1f},{last:.1f}"] if points else []
+        points.append(f"{at:.1f},{level:.1f}")
+        last = level
+    return " ".join(points)
+
+
+def first_failure(trials: Facts) -> str:
+    """Returns a clause with the first trial that failed or is infeasible and its error; empty without an error."""
+    rows = zip(trials["number"], trials["state"], trials["why"], strict=True)
+    return next((f"; trial {n}: {why}" for n, state, why in rows if state in SPENT_IN_VAIN and why), "")
+
+
 def fact(facts: Sequence[Sequence[str]], name: str) -> str:
-    return next((value for one, value in facts if one == name), "")
+    return next((value for label, value in facts if label == name), "")
 
 
 def totalled(counts: Mapping[str, int]) -> str:
@@ -194,4 +285,4 @@ def totalled(counts: Mapping[str, int]) -> str:
 
 
 def attempted(by_state: Mapping[str, Mapping[str, float]]) -> float:
-    return sum(one["seconds"] for one in by_state.values())
+    return sum(sums["seconds"] for sums in by_state.values())

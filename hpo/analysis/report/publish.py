@@ -1,4 +1,4 @@
-"""Leaves a study's report with the study, from where its MLflow run shows it."""
+"""Stores a study's report with the study; its MLflow run then shows it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "report.html"
 
 
 def leave(ledger: Ledger, home: Home, report: StudyReport) -> Path:
-    """Leave the page in place of an earlier one; where it can be looked at. The mirror sends it when it next drains."""
+    """Stores the page in place of an earlier one and returns its path. The mirror sends it when it next drains."""
     with tempfile.TemporaryDirectory() as directory:
         files = {NAME: page.write([report], Path(directory, NAME))}
         artifacts.leave_in_home(ledger, home, report.name, files, "--to FILE.html")

@@ -1,1 +1,1 @@
-"""What a study has found: best trial, tables, one trial in detail, progress."""
+"""Reads the results of a study: best trial, tables, one trial in detail, progress."""

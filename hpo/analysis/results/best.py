@@ -1,144 +1,227 @@
-"""Reads the best trial, or those of a Pareto front, and the command that trains each again."""
+"""Reads the best trial, or the trials of a Pareto front, and the commands that train them again."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpo.analysis.results.expected import OnNewData, on_new_data
+from hpo.analysis.results.extended import Extension, extended
 from hpo.analysis.results.format import judgement, number
+from hpo.analysis.results.stopped import Stopped, line, stopped_ahead
 from hpo.analysis.results.trial import checkpoint_at, detail, kept_checkpoint, of_checkpoint
 from hpo.declaration import preflight
 from hpo.declaration.imported import REFERENCE
+from hpo.door import option
 from hpo.errors import HpoError, UserError
-from hpo.ledger import queries
+from hpo.ledger import answer, queries
+from hpo.ledger.answer import OtherSeeds
+from hpo.ledger.finished import Finished
+from hpo.ledger.rows import StudyRow
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
-from hpo.text import aligned, command, endings
+from hpo.text import aligned, command, counted, endings
 
 if TYPE_CHECKING:
-    from hpo.ledger.rows import Connection, RowMapping
+    from hpo.ledger.rows import Connection
 
 
 def best_trials(connection: Connection, home: Home, name: str, most: int | None = None) -> list[dict[str, Any]]:
-    """The best complete trial, or those of the Pareto front, at most so many: number, values, params, the path of the
-    checkpoint, and the overrides that train it."""
+    """Returns the best complete trial, or at most `most` of the Pareto front.
+
+    Each has its number, values, params, the path of its checkpoint, and the overrides that train it.
+    """
     study = queries.study_row(connection, name)
-    found = queries.bests(connection, study)[:most]
-    if not found:
+    bests = answer.bests(connection, study)[:most]
+    if not bests:
         raise none_complete(name)
-    return [_best_trial(connection, home, study, one) for one in found]
+    of_study = {
+        "extended": [asdict(extension) for extension in extended(connection, name)],
+        "stopped_ahead": [asdict(stopped) for stopped in stopped_ahead(connection, study)],
+        "expected": None,
+    }
+    if bests[0].seeds is None and (on_new := on_new_data(connection, study)):
+        of_study["expected"] = asdict(on_new)
+    return [_best_trial(connection, home, study, best) | of_study for best in bests]
 
 
 def none_complete(name: str) -> HpoError:
-    """What a command that needs a complete trial ends with where the study has none."""
+    """Returns the error of a command that needs a complete trial if the study has none."""
     shows = command(f"status --study {name}")
     return HpoError(f"study {name!r} has no complete trial: `{shows}` shows how its trials stand.")
 
 
-def _best_trial(connection: Connection, home: Home, study: RowMapping, found: queries.Best) -> dict[str, Any]:
-    name, judged = study["name"], study["spec"]["objectives"]
-    overrides = study["spec"]["overrides"] | found.params
-    trial = detail(connection, home, name, found.number)
+def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answer.Best) -> dict[str, Any]:
+    name, judged = study.name, study.spec.objectives
+    overrides = study.spec.overrides | found.params
+    source, number = (found.finished and found.finished.trained_in) or (name, found.number)
+    trial = detail(connection, home, source, number)
     checkpoint = kept_checkpoint(trial)
-    place, root = locations.place(home, study), home.checkpoints(name, found.number)
-    there = checkpoint is not None and place.is_there(root / Path(checkpoint["path"]).name)
-    metrics = metrics_json.path(home, name, found.number)
+    location, root = locations.of(home, queries.study_row(connection, source)), home.checkpoints(source, number)
+    is_there = checkpoint is not None and location.is_there(root / Path(checkpoint["path"]).name)
+    metrics = metrics_json.path(home, source, number)
     return {
         "study": name,
-        "reference": study["spec"]["reference"],
+        "reference": study.spec.reference,
         "metric": judged[0]["metric"],
         "number": found.number,
         "value": found.value,
         "values": found.values,
+        "seeds": found.seeds and asdict(found.seeds),
+        "finished": found.finished and asdict(found.finished),
         "judged": trial["judged"],
         "beside": _beside(study, trial["judged"]),
         "params": found.params,
         "epoch": trial["epoch"],
         "folds": len(trial["folds"]),
-        "checkpoint": checkpoint["path"] if checkpoint and there else None,
-        "checkpoint_epoch": checkpoint["epoch"] if checkpoint and there else None,
-        "checkpoint_at": checkpoint_at(trial, checkpoint) if checkpoint and there else None,
+        "checkpoint": checkpoint["path"] if checkpoint and is_there else None,
+        "checkpoint_epoch": checkpoint["epoch"] if checkpoint and is_there else None,
+        "checkpoint_at": checkpoint_at(trial, checkpoint) if checkpoint and is_there else None,
         "metrics": str(metrics) if metrics.is_file() else None,
-        "missing_checkpoint": checkpoint["path"] if checkpoint and not there else None,
+        "missing_checkpoint": checkpoint["path"] if checkpoint and not is_there else None,
         "overrides": overrides,
-        "unread": preflight.unread(overrides, flatten(trial["config"])),
+        "unread": preflight.unread(overrides, flatten(trial["config"]), study.spec.read_when),
     }
 
 
-def _beside(study: RowMapping, judged: Mapping[str, Any] | None) -> dict[str, float]:
-    """The metrics that the study declares by name, at the epoch the trial was judged at, but objectives and losses."""
-    objectives = [one["metric"] for one in study["spec"]["objectives"]]
+def _beside(study: StudyRow, judged: Mapping[str, Any] | None) -> dict[str, float]:
+    """Returns the metrics that are declared by name, except objectives and losses, at the epoch that decided the
+    trial's value."""
+    objectives = [objective["metric"] for objective in study.spec.objectives]
     metrics = judged["metrics"] if judged else {}
-    named = [key for key in study["spec"]["metrics"] if not key.endswith("/loss") and key not in objectives]
+    named = [key for key in study.spec.metrics if not key.endswith("/loss") and key not in objectives]
     return {key: metrics[key] for key in named if key in metrics}
 
 
-def chosen_best(found: Sequence[Mapping[str, Any]], number: int | None) -> Mapping[str, Any]:
-    """The best trial, or of a front the one that is named; UserError where that is none of it."""
-    numbers = [one["number"] for one in found]
+def chosen_best(found: Sequence[Mapping[str, object]], number: int | None) -> Mapping[str, Any]:
+    """Returns the best trial, or the named trial of a front. Raises UserError if the front does not have it."""
+    numbers = [trial["number"] for trial in found]
     if number is None and len(found) == 1:
         return found[0]
     if number not in numbers:
-        which = f"trial {number} is not one of the best" if number is not None else "there is more than one best trial"
-        raise UserError(f"{which}: give --trial {' or '.join(map(str, numbers))}.")
+        problem = (
+            f"trial {number} is not one of the best" if number is not None else "there is more than one best trial"
+        )
+        raise UserError(f"{problem}: give {option('trial')} {' or '.join(map(str, numbers))}.")
     return found[numbers.index(number)]
 
 
 def describe_front(found: Sequence[Mapping[str, Any]]) -> str:
-    """The trials of a Pareto front side by side, and how to see one in full."""
-    name, metrics = found[0]["study"], list(found[0]["values"])
-    varied = [p for p in found[0]["params"] if len({json.dumps(one["params"].get(p)) for one in found}) > 1]
+    """Returns the trials of a Pareto front side by side, and the command that shows one in full.
+
+    Their values are means under other seeds if there are any.
+    """
+    name, metrics, seeds = found[0]["study"], list(found[0]["values"]), found[0]["seeds"]
+    varied = [p for p in found[0]["params"] if len({json.dumps(trial["params"].get(p)) for trial in found}) > 1]
     rows = [["trial", *metrics, *endings(varied).values()]]
-    for one in found:
-        params = (number(one["params"].get(path, "")) for path in varied)
-        rows.append([str(one["number"]), *(f"{value:.6g}" for value in one["values"].values()), *params])
+    for trial in found:
+        params = (number(trial["params"].get(path, "")) for path in varied)
+        rows.append([str(trial["number"]), *(f"{value:.6g}" for value in judged_by(trial).values()), *params])
     first = found[0]["number"]
     return "\n".join(
         [
-            f"{name}: no trial is better than these {len(found)} in every objective",
+            f"{name}: no trial is better than these {len(found)} in every objective{_by_seeds(seeds)}",
             *(f"  {line}" for line in aligned(rows)),
+            *(f"trial {best['number']} was {line}" for best in found for line in after_stop(best)),
+            *ahead_line(found[0]),
             f"one in full, and how to train it: {command(f'best --study {name} --trial {first}')}",
         ]
     )
 
 
+def judged_by(best: Mapping[str, Any]) -> Mapping[str, float]:
+    """Returns the values that put a trial on the front: its means under other seeds if it has any."""
+    return best["seeds"]["means"] if best["seeds"] else best["values"]
+
+
+def _by_seeds(seeds: Mapping[str, Any] | None) -> str:
+    return f", by their means under {counted(seeds['runs'], 'other seed')} (study {seeds['study']})" if seeds else ""
+
+
 def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
-    """The best trial as text, with the command that trains it; from the file where its configuration is `saved`, or
-    has to be, since options that nothing reads are refused."""
-    gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none is kept"
+    """Returns the best trial as text, with the command that trains it.
+
+    The command reads the file in which the configuration is `saved`. Otherwise, if the study sets options that nothing
+    reads, it first writes such a file, because `-o` refuses them.
+    """
+    gone = f"{best['missing_checkpoint']} is not there any more" if best["missing_checkpoint"] else "none kept"
     taken = f" ({of_checkpoint(best['checkpoint_at'], precise)})" if best["checkpoint"] else ""
     at = best["judged"] and queries.Judged(**best["judged"])
     judged = judgement(best["values"], at, best["epoch"], precise, saved=best["checkpoint_epoch"])
     return "\n".join(
         [
             f"{best['study']}, trial {best['number']}: {judged}",
+            *(f"  {line}" for line in (*after_stop(best), *under_other_seeds(best), *expectation(best))),
             *(f"  {key} {number(value)}" for key, value in best["beside"].items()),
             *(f"  {path} = {json.dumps(value)}" for path, value in best["params"].items()),
+            *(f"  {path} = {json.dumps(value)} (set, not searched)" for path, value in pinned(best).items()),
             f"checkpoint: {best['checkpoint'] or gone}{taken}",
             *([f"metrics: {best['metrics']}"] if best["metrics"] else []),
+            *(extension.described() for extension in _extensions(best)),
+            *ahead_line(best),
             train_line(best, saved),
         ]
     )
 
 
-def train_line(best: Mapping[str, Any], saved: str | None = None) -> str:
-    """What to do with the best trial now."""
-    what = "search on from it" if imported(best) else "train it"
-    return f"{what}: {train_command(best, saved)}"
+def after_stop(best: Mapping[str, Any]) -> list[str]:
+    """Returns the line about a best trial that was stopped and later trained to its end."""
+    return [Finished(**best["finished"]).described()] if best["finished"] else []
+
+
+def ahead_line(best: Mapping[str, Any]) -> list[str]:
+    """Returns the line about stopped trials that were better than the best, if there are any."""
+    return list(filter(None, [line([Stopped(**stopped) for stopped in best["stopped_ahead"]], best["study"])]))
+
+
+def _extensions(best: Mapping[str, Any]) -> list[Extension]:
+    """Returns the extended trials, except the one that the line of `after_stop` mentions."""
+    mentioned = best["finished"] and (best["finished"]["study"], best["finished"]["number"])
+    extensions = [Extension(**entry) for entry in best["extended"]]
+    return [extension for extension in extensions if (extension.study, extension.number) != mentioned]
+
+
+def pinned(best: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the study's settings that are not searched parameters, by path."""
+    return {path: value for path, value in best["overrides"].items() if path not in best["params"]}
+
+
+def under_other_seeds(best: Mapping[str, Any]) -> list[str]:
+    """Returns the lines about a best trial's result under other seeds, the search's first trial and rivals."""
+    if not best["seeds"]:
+        return []
+    return OtherSeeds.of_json(best["seeds"]).lines(best["number"])
+
+
+def expectation(best: Mapping[str, Any]) -> list[str]:
+    """Returns the lines about the value that is expected on new data, and a runner-up that may be as good."""
+    if not best["expected"]:
+        return []
+    on_new = OnNewData.of_json(best["expected"])
+    return list(filter(None, [on_new.described(), on_new.doubt(best["number"])]))
+
+
+def train_line(best: Mapping[str, object], saved: str | None = None) -> str:
+    """Returns the line with the command that trains the best trial."""
+    step = "search on from it" if imported(best) else "train it"
+    return f"{step}: {train_command(best, saved)}"
 
 
 def imported(best: Mapping[str, Any]) -> bool:
-    """Whether the trial is another tool's: it cannot be trained here, but begun from."""
+    """Returns whether the trial is another tool's: it cannot be trained here, but a search can begin from it."""
     return best["reference"].startswith(REFERENCE)
 
 
 def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
-    """What trains the best trial again, from the file where its configuration is `saved`, or has to be; of an imported
-    study, what searches on from it."""
+    """Returns the command that trains the best trial again or, in an imported study, that searches on from it.
+
+    It reads the file in which the configuration is `saved`, or writes one first if that is needed.
+    """
     if imported(best):
         return command(f"run --study STUDY --warm-start {best['study']}")
     reference, name, saving = shlex.quote(best["reference"]), f"{best['study']}-best", ""
@@ -154,13 +237,13 @@ def precise(value: float) -> str:
     return f"{value:.6g}"
 
 
-def overrides_of(params: Mapping[str, Any]) -> list[str]:
-    """`path=value` for each parameter, as `-o` takes them."""
+def overrides_of(params: Mapping[str, object]) -> list[str]:
+    """Returns `path=value` for each parameter, as `-o` accepts them."""
     return [f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in params.items()]
 
 
-def save_overrides(params: Mapping[str, Any], path: Path) -> None:
-    """Write parameters as a file for `--config`."""
+def save_overrides(params: Mapping[str, object], path: Path) -> None:
+    """Writes parameters as a file for `--config`."""
     import yaml
 
     nested: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Numbers, durations and curves as text."""
+"""Formats numbers, durations and curves as text."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def number(value: Any) -> str:
-    """Returns a float to four significant digits, anything else as it is written, its unseen characters visible."""
+def number(value: object) -> str:
+    """Returns a float to four significant digits, anything else as text with its invisible characters escaped."""
     return f"{value:.4g}" if isinstance(value, float) else visible(str(value))
 
 
 def judgement(
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     judged: Judged | None,
     last: int,
     shown: Callable[[Any], str] = number,
     *,
     saved: int | None = None,
 ) -> str:
-    """`val/loss 0.21, test/loss 0.23 (epoch 3 of 4)`: a trial's values, beside each what was held out where that was
-    measured, and of which of its epochs they are, if not of the last, or if the checkpoint shown with them was
-    `saved` at another.
+    """Returns a trial's values such as `val/loss 0.21, test/loss 0.23 (epoch 3 of 4)`.
+
+    The value of a held-out metric follows each objective, if it was measured. The epoch follows if it is not the last,
+    or if the checkpoint shown with the values was `saved` at another.
     """
     beside = filter(None, map(hold_out_of, values))
-    found = {**values, **({key: judged.metrics.get(key) for key in beside} if judged else {})}
+    by_metric = {**values, **({key: judged.metrics.get(key) for key in beside} if judged else {})}
     text = ", ".join(
-        f"{metric} {shown(value)}" for metric, value in found.items() if value is not None and value == value
+        f"{metric} {shown(value)}" for metric, value in by_metric.items() if value is not None and value == value
     )
     if judged is None or judged.epoch == last == (saved or last):
         return text
@@ -46,15 +47,17 @@ def judgement(
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The whole curve in at most `width` blocks between their own minimum and maximum: a value each, or the mean of as
-    many neighbours; a gap where none is finite."""
+    """Returns a whole curve in at most `width` blocks between its minimum and maximum.
+
+    A block is one value or the mean of neighbours; it is a gap if none of them is finite.
+    """
     count = min(width, len(values))
     ends = [i * len(values) // count for i in range(count + 1)] if count else []
     values = [_mean(values[begin:end]) for begin, end in pairwise(ends)]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return " " * len(values)
-    low, half = min(finite), max(finite) / 2 - min(finite) / 2  # the difference may be more than a float holds
+    low, half = min(finite), max(finite) / 2 - min(finite) / 2  # the difference may overflow a float
 
     def block(value: float) -> str:
         if not math.isfinite(value):
@@ -74,7 +77,7 @@ def epochs(trial: Trial) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`4:05`, or `1:02:03` from an hour on."""
+    """Returns text such as `4:05`, or `1:02:03` from an hour on."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

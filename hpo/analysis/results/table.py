@@ -1,4 +1,4 @@
-"""Writes trials side by side as text: objectives, the parameters that differ, then the first metrics."""
+"""Formats trials side by side as text: objectives, the parameters that differ, then the first metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from hpo.analysis.results.compare import Comparison, headline
 from hpo.analysis.results.format import number
+from hpo.door import option
 from hpo.ledger.names import machine_dependent
 from hpo.space.objective import hold_out_of
 from hpo.text import counted, endings
@@ -20,11 +21,11 @@ _GAP = 2  # blanks between columns
 
 
 def comparison(found: Comparison, width: int | None, *, every: bool = False) -> Group:
-    """The table, and below it what it leaves out: what is the same in all rows, and what does not fit `width`.
+    """Returns the table and notes about what it omits: columns with one value in all rows, and what does not fit
+    `width`.
 
-    Of the columns those are kept that tell most of the rows apart, after what the trials were judged by and what was
-    held out beside it. `every` shows all of them, in as many tables below each other as `width` asks for; None is a
-    width without bound.
+    The columns that distinguish most rows are kept, after the objective values and their held-out metrics. `every`
+    shows all columns, in as many tables as `width` requires; None is an unlimited width.
     """
     if not found.rows:
         return Group(Text(f"{found.study} has no trials yet"))
@@ -37,10 +38,14 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     tags = [column for column in found.columns if column.startswith("tags.")]
     columns = [*leading, *tags, *params, *metrics]
     count = len(found.rows)
-    more = [f"the first {count} of {found.total} trials (--top {found.total} shows all)"] if count < found.total else []
+    more = (
+        [f"the first {count} of {found.total} trials ({option('top', found.total)} shows all)"]
+        if count < found.total
+        else []
+    )
     if every:
         tables = _spaced(_table(found, titles, block) for block in _blocks(found, titles, columns, width))
-        return Group(*tables, *map(Text, more))
+        return Group(*tables, *map(Text, [*more, *_finished(found)]))
     always = {"number", "front", *_judged(found)}
     varied = [c for c in columns if c in always or len(found.rows) == 1 or _distinct(found, c) > 1]
     by_worth = [column for column in varied if column in always]
@@ -59,8 +64,24 @@ def comparison(found: Comparison, width: int | None, *, every: bool = False) -> 
     measured = [key for key in hidden if machine_dependent(key)]
     out += [counted(len(hidden) - len(measured), "metric")] if len(hidden) > len(measured) else []
     out += [f"{counted(len(measured), 'metric')} of the machine"] if measured else []
-    lines += [f"left out: {', '.join(out)} (--all shows them, --to FILE.csv writes them)"] if out else []
+    lines += _finished(found)
+    lines += (
+        [f"left out: {', '.join(out)} ({option('all')} shows them, {option('to', 'FILE.csv')} writes them)"]
+        if out
+        else []
+    )
     return Group(_table(found, titles, [column for column in columns if column in kept]), *map(Text, [*more, *lines]))
+
+
+def _finished(found: Comparison) -> list[str]:
+    """Returns a line for each stopped trial that was later trained to its end and is shown with the values and epoch of
+    that training."""
+    ends = [(row, *row["finished"].rpartition("/")[::2]) for row in found.rows if row.get("finished")]
+    return [
+        f"trial {row['number']} was {row['state']}, and then trained to epoch {row['epoch']} (study {study}, trial "
+        f"{trial}), by which it is judged"
+        for row, study, trial in ends
+    ]
 
 
 def _judged(found: Comparison) -> list[str]:
@@ -68,14 +89,14 @@ def _judged(found: Comparison) -> list[str]:
 
 
 def _held_out(found: Comparison) -> list[str]:
-    """The metrics beside what the trials were judged by, by which none was."""
-    judged = [one["metric"] for one in found.objectives]
+    """Returns the metrics held out beside the objectives, unless they are objectives themselves."""
+    judged = [objective["metric"] for objective in found.objectives]
     beside = [key for key in map(hold_out_of, judged) if key not in judged]
     return [column for key in beside if (column := f"metrics.{key}") in found.columns]
 
 
 def _metrics(found: Comparison, every: bool) -> list[str]:
-    """The columns of the metrics to show, without what the trials were judged by and what was held out beside it."""
+    """Returns the columns of the metrics to show, without objectives and the metrics held out beside them."""
     apart = {column.partition(".")[2] for column in (*_judged(found), *_held_out(found))}
     keys = [column.partition(".")[2] for column in found.columns if column.startswith("metrics.")]
     others = [key for key in keys if key not in apart]
@@ -83,7 +104,7 @@ def _metrics(found: Comparison, every: bool) -> list[str]:
 
 
 def _titles(columns: Sequence[str]) -> dict[str, str]:
-    """A parameter is headed by as much of its path as tells it apart, a metric by its name."""
+    """Returns the headings: a parameter's is the shortest distinct end of its path, a metric's its name."""
     named = {column: column.partition(".")[2] or column for column in columns}
     ends = endings([named[column] for column in columns if column.startswith("params.")])
     return {column: visible(ends[name] if column.startswith("params.") else name) for column, name in named.items()}
@@ -94,7 +115,7 @@ def _distinct(found: Comparison, column: str) -> int:
 
 
 def _named(found: Comparison, column: str) -> str:
-    """A column whose value is the same in all rows: `train.optim.name adamw`."""
+    """Returns a column that has one value in all rows, such as `train.optim.name adamw`."""
     return f"{column.partition('.')[2] or column} {_cell(found.rows[0][column])}"
 
 
@@ -103,7 +124,7 @@ def _width(found: Comparison, titles: dict[str, str], column: str) -> int:
 
 
 def _fitting(found: Comparison, titles: dict[str, str], columns: Sequence[str], width: int | None) -> set[str]:
-    """As many of the columns as fit, the first ones first, and the very first in any case."""
+    """Returns as many of the columns as fit, in order, and the first in any case."""
     kept, used = set(columns[:1]), _width(found, titles, columns[0]) - _GAP
     for column in columns[1:]:
         more = _width(found, titles, column)
@@ -114,7 +135,7 @@ def _fitting(found: Comparison, titles: dict[str, str], columns: Sequence[str], 
 
 
 def _blocks(found: Comparison, titles: dict[str, str], columns: Sequence[str], width: int | None) -> list[list[str]]:
-    """The columns as tables of no more than `width`, each of which begins with the trial's number."""
+    """Returns the columns as tables no wider than `width`, each of which begins with the trial's number."""
     first, *rest = columns
     blocks, begins = [[first]], _width(found, titles, first) - _GAP
     used = begins
@@ -129,8 +150,8 @@ def _blocks(found: Comparison, titles: dict[str, str], columns: Sequence[str], w
 
 
 def _spaced(tables: Iterator[Table]) -> Iterator[Table | Text]:
-    for place, table in enumerate(tables):
-        if place:
+    for index, table in enumerate(tables):
+        if index:
             yield Text()
         yield table
 

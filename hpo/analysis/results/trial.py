@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.format import duration, judgement, number, sparkline
 from hpo.declaration.user_code import own_part
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.ledger import imports, queries, tags, trial_queries, worker_queries
+from hpo.ledger import imports, queries, tags
+from hpo.ledger.database.json import plain
 from hpo.ledger.external import KEY
-from hpo.ledger.json import plain
+from hpo.ledger.finished import Finished, finished
 from hpo.ledger.promotions import standing
+from hpo.ledger.removed import FREED, REMOVED
+from hpo.ledger.views import trial as trial_queries
+from hpo.ledger.views import workers as worker_queries
+from hpo.search.samplers.base import ORIGIN
 from hpo.space.config import flatten
 from hpo.space.trial_config import TrialShape
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.text import aligned, counted, megabytes
+from hpo.text import aligned, command, counted, megabytes
 
 if TYPE_CHECKING:
     from hpo.ledger.rows import Connection
@@ -39,49 +46,66 @@ _TRIAL = (
 )
 
 
+_ATTEMPT = ("fence", "from_step", "step", "outcome", "started_at", "ended_at", "host", "pid")
+_CHECKPOINT = ("step", "epoch", "path", "state", "best", "size", "sha256", "metrics")
+_DECISION = ("step", "fold", "verdict", "strategy", "reason")
+_EVENT = ("kind", "fields", "at")
+_PINNED = "set for the study, not searched"
+
+
 def detail(connection: Connection, home: Home, name: str, number: int) -> dict[str, Any]:
-    """Everything the ledger holds about a trial, as JSON values; UserError where there is no such trial."""
+    """Returns everything the ledger holds about a trial, as JSON values. Raises UserError if there is none."""
     study = queries.study_row(connection, name)
-    row = trial_queries.find_trial(connection, study["id"], number)
+    row = trial_queries.find_trial(connection, study.id, number)
     if row is None:
-        raise UserError(f"study {name!r} has no trial {number}: {trial_queries.there(connection, study['id'])}.")
-    metrics = [objective["metric"] for objective in study["spec"]["objectives"]]
-    judged = queries.judged(connection, study, [row]).get(row["id"])
-    place = locations.place(home, study)
-    tries = [dict(one) for one in trial_queries.attempts_of(connection, row["id"])]
+        raise UserError(f"study {name!r} has no trial {number}: {trial_queries.there(connection, study.id)}.")
+    metrics = [objective["metric"] for objective in study.spec.objectives]
+    judged = queries.judged(connection, study, [row]).get(row.id)
+    location = locations.of(home, study)
+    end = finished(connection, study).get(number)
+    tries = trial_queries.attempts_of(connection, row.id)
     curves: dict[str, list[list[Any]]] = {}
-    for _, key, step, epoch, value in queries.curves(connection, study["id"], numbers=[number]):
+    for _, key, step, epoch, value in queries.curves(connection, study.id, numbers=[number]):
         curves.setdefault(key, []).append([step, epoch, _plain(value)])
     return {
         "study": name,
-        **{column: row[column] for column in _TRIAL},
-        "lineage": trial_queries.ancestors(connection, study["id"], row["parent"]),
-        "values": dict(zip(metrics, row["values"] or [None] * len(metrics), strict=True)),
+        **_columns(row, _TRIAL),
+        "lineage": trial_queries.ancestors(connection, study.id, row.parent),
+        "values": dict(zip(metrics, row.values or [None] * len(metrics), strict=True)),
         "judged": judged and _plainly(judged),
-        "seconds": None if None in (row["started_at"], row["ended_at"]) else row["ended_at"] - row["started_at"],
-        "seconds_trained": sum(one["ended_at"] - one["started_at"] for one in tries if one["ended_at"] is not None),
-        "tags": tags.given(connection, study["id"]).get(number, {}),
-        "promoted": [one.label for one in standing(connection, study["id"]) if one.trial == number],
-        "params": row["params"],
-        "config": row["config"],
-        "config_hash": row["config_hash"],
-        "imported": _imported(study["spec"].get("imported"), row["trial_attrs"]),
-        "metrics": study["spec"]["metrics"],
+        "seconds": row.seconds,
+        "seconds_trained": sum(
+            attempt.ended_at - attempt.started_at for attempt in tries if attempt.ended_at is not None
+        ),
+        "tags": tags.given(connection, study.id).get(number, {}),
+        "promoted": [promotion.label for promotion in standing(connection, study.id) if promotion.trial == number],
+        "params": row.params,
+        "overrides": study.spec.overrides,
+        "config": row.config,
+        "config_hash": row.config_hash,
+        "finished": end and asdict(end),
+        "origin": row.trial_attrs.get(ORIGIN),
+        "imported": _imported(study.spec.imported, row.trial_attrs),
+        "metrics": study.spec.metrics,
         "curves": curves,
-        "folds": _folds(connection, row["id"], metrics),
-        "lanes": worker_queries.lanes_with(connection, row),
-        "attempts": tries,
+        "folds": _folds(connection, row.id, metrics),
+        "lanes": worker_queries.trained_with(connection, row),
+        "attempts": [_columns(attempt, _ATTEMPT) for attempt in tries],
         "checkpoints": [
-            {**one, "path": place.shown(home.checkpoints(name, number) / one["path"])}
-            for one in trial_queries.checkpoints_of(connection, row["id"])
+            _columns(saved, _CHECKPOINT) | {"path": location.shown(home.checkpoints(name, number) / saved.path)}
+            for saved in trial_queries.checkpoints_of(connection, row.id)
         ],
-        "decisions": [dict(one) for one in trial_queries.decisions_of(connection, row["id"])],
-        "events": [dict(one) for one in trial_queries.events_of(connection, row["id"])],
+        "decisions": [_columns(decision, _DECISION) for decision in trial_queries.decisions_of(connection, row.id)],
+        "events": [_columns(event, _EVENT) for event in trial_queries.events_of(connection, row.id)],
     }
 
 
-def _imported(origin: Mapping[str, Any] | None, trial_attrs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where an imported trial comes from, and what was noted about it there; None for one that was trained here."""
+def _columns(row: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _imported(origin: Mapping[str, object] | None, trial_attrs: Mapping[str, object]) -> dict[str, Any] | None:
+    """Returns the origin of an imported trial and its notes there; None for a trial that was trained here."""
     if origin is None:
         return None
     noted = plain(imports.record_of(trial_attrs)["attributes"])
@@ -94,36 +118,37 @@ def _plainly(judged: queries.Judged) -> dict[str, Any]:
 
 
 def _folds(connection: Connection, trial_id: int, metrics: Sequence[str]) -> dict[int, dict[str, list[list[Any]]]]:
-    """Fold, from 1 -> objective -> its [step, value]; empty for a trial that is not cross-validated."""
-    found: dict[int, dict[str, list[list[Any]]]] = {}
+    """Returns fold, from 1 -> objective -> its [step, value]; empty for a trial that is not cross-validated."""
+    by_fold: dict[int, dict[str, list[list[Any]]]] = {}
     for row in trial_queries.folds_of(connection, trial_id, metrics):
-        value = None if row["value"] is None else _plain(row["value"])
-        found.setdefault(row["fold"], {}).setdefault(row["key"], []).append([row["step"], value])
-    return found
+        value = None if row.value is None else _plain(row.value)
+        by_fold.setdefault(row.fold, {}).setdefault(row.key, []).append([row.step, value])
+    return by_fold
 
 
 def _parts(trial: Mapping[str, Any]) -> str:
-    """What a trial that trains several times does so for: the reports of folds above 0."""
+    """Returns "seeds" or "folds", in which the repeated trainings of a trial differ, and the reports of folds above
+    0."""
     return "seeds" if TrialShape.of(trial["config"]).seeds > 1 else "folds"
 
 
 def kept_checkpoints(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those still kept: the best, then from the newest to the oldest."""
+    """Returns the checkpoints still kept: the best, then from the newest to the oldest."""
     kept = [checkpoint for checkpoint in trial["checkpoints"] if checkpoint["state"] == "kept"]
     return sorted(kept, key=lambda checkpoint: (checkpoint["best"], checkpoint["step"]), reverse=True)
 
 
-def kept_checkpoint(trial: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The best checkpoint of those still kept, else the newest."""
+def kept_checkpoint(trial: Mapping[str, object]) -> dict[str, Any] | None:
+    """Returns the best checkpoint still kept, else the newest."""
     return next(iter(kept_checkpoints(trial)), None)
 
 
 def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a checkpoint was taken: its `epoch` of `epochs`, in one of so many `folds` (`fold_of` says whether they are
-    folds or seeds), and what was measured there.
+    """Returns where a checkpoint was taken, and the metrics there.
 
-    `metrics` holds what train.checkpoint monitors, then each objective, as far as there is a value; `kept_for` is
-    `the largest val/accuracy` of the checkpoint that is kept as the best, else None.
+    It was taken at `epoch` of `epochs`, in one of `folds` parts, if any; `fold_of` says whether they are folds or
+    seeds. `metrics` holds the metric that train.checkpoint monitors, then each objective, if they have values.
+    `kept_for` is a text such as `the largest val/accuracy` for the checkpoint kept as the best, else None.
     """
     keep = flatten(trial["config"])
     monitor, largest = keep.get("train.checkpoint.monitor"), keep.get("train.checkpoint.mode") == "max"
@@ -139,7 +164,7 @@ def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> di
 
 
 def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -> str:
-    """`epoch 1 of 6: val/loss 0.31, val/accuracy 0.9; kept for the least val/loss`."""
+    """Returns text such as `epoch 1 of 6: val/loss 0.31, val/accuracy 0.9; kept for the least val/loss`."""
     text = f"epoch {at['epoch']} of {at['epochs']}"
     text += f" of one of {at['folds']} {at['fold_of']}" if at["folds"] else ""
     text += ": " if at["metrics"] else ""
@@ -148,15 +173,15 @@ def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -
 
 
 def base_config(connection: Connection, name: str) -> dict[str, Any]:
-    """The study's configuration as its trials start from it, before their own parameters; loads the declaration."""
+    """Returns the study's configuration before its trials' own parameters; loads the declaration."""
     from hpo.declaration.resolved import ResolvedStudy
     from hpo.space.config import as_json
 
-    return as_json(ResolvedStudy.stored(queries.study_row(connection, name)["spec"]).study.config)
+    return as_json(ResolvedStudy.stored(queries.study_row(connection, name).spec.json).study.config)
 
 
-def differences(base: Any, config: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, base value, trial's value) wherever two configurations differ; a part that is missing is None."""
+def differences(base: object, config: object, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields (path, base value, trial's value) where two configurations differ; a missing part is None."""
     if isinstance(base, dict) and isinstance(config, dict):
         for key in dict.fromkeys([*base, *config]):
             yield from differences(base.get(key), config.get(key), f"{prefix}{key}.")
@@ -168,8 +193,8 @@ def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def describe(trial: Mapping[str, Any], base: Mapping[str, Any] | str, *, every: bool = True) -> str:
-    """The trial as text. `base` is the configuration to compare with, or why there is none."""
+def describe(trial: Mapping[str, object], base: Mapping[str, object] | str, *, every: bool = True) -> str:
+    """Returns the trial as text. `base` is the configuration to compare with, or why there is none."""
     return "\n".join(_lines(trial, base, every))
 
 
@@ -179,6 +204,15 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         took += f", {duration(trial['seconds'])} from its start to its end"
     yield f"{trial['study']}, trial {trial['number']}: {trial['state']}"
     yield f"epoch {trial['epoch']}, step {trial['step']}{took}"
+    if REMOVED in (kinds := [event["kind"] for event in trial["events"]]):
+        removes = command(f"rm {trial['number']} --study {trial['study']}")
+        left = "its checkpoints, files and runs are gone" if FREED in kinds else f"`{removes}` frees what it keeps"
+        yield f"removed by `hpo rm`: {left}, and only `hpo show` shows it"
+    if trial["finished"]:
+        end = Finished(**trial["finished"])
+        yield f"{end.described()}: {', '.join(f'{value:.6g}' for value in end.values)}"
+    if trial["origin"]:
+        yield f"proposed by: {trial['origin']}"
     if trial["lineage"]:
         origin = f", began from {trial['start']}" if trial["start"] else ""
         yield f"generation {trial['generation']}: descends from {' <- '.join(map(str, trial['lineage']))}{origin}"
@@ -203,8 +237,8 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
     shown = headline(list(curves), list(trial["values"]), trial["metrics"], every=every)
     yield from _section("curves", (_curve(key, curves[key]) for key in shown))
     if len(shown) < len(curves):
-        yield f"  ({counted(len(curves) - len(shown), 'more curve')}: --all)"
-    folds = ((f"{fold}", *one) for fold, found in trial["folds"].items() for one in found.items())
+        yield f"  ({counted(len(curves) - len(shown), 'more curve')}: {option('all')})"
+    folds = ((f"{fold}", *curve) for fold, by_metric in trial["folds"].items() for curve in by_metric.items())
     rows = ([fold, *_curve(key, [[0, 0, value] for _, value in curve])] for fold, key, curve in folds)
     yield from _section(_parts(trial), rows)
     yield from _section(
@@ -223,23 +257,26 @@ def _lines(trial: Mapping[str, Any], base: Mapping[str, Any] | str, every: bool)
         "decisions",
         ([f"step {d['step']}", d["verdict"], f"by {d['strategy']}", d["reason"]] for d in trial["decisions"]),
     )
-    there = [c for c in trial["checkpoints"] if c["state"] != "deleted"]
+    remaining = [c for c in trial["checkpoints"] if c["state"] != "deleted"]
     yield from _section(
         "checkpoints",
         (
             [f"step {c['step']}", of_checkpoint(checkpoint_at(trial, c)), c["state"], megabytes(c["size"]), c["path"]]
-            for c in there
+            for c in remaining
         ),
     )
-    if len(there) < len(trial["checkpoints"]):
-        yield f"  ({counted(len(trial['checkpoints']) - len(there), 'older one')} dropped by retention)"
+    if len(remaining) < len(trial["checkpoints"]):
+        yield f"  ({counted(len(trial['checkpoints']) - len(remaining), 'older one')} dropped by retention)"
     yield from _section("events", ([event["kind"], json.dumps(event["fields"])] for event in trial["events"]))
     if trial["traceback"]:
         yield from ("", trial["traceback"].rstrip() if every else own_part(trial["traceback"]))
 
 
 def _skipped(trial: Mapping[str, Any]) -> str:
-    """How many steps were; of folds, whose curves are the means of their best epochs, how often it began."""
+    """Returns how many steps were skipped; for folds, how often skipping began.
+
+    The curves of folds are the means of their best epochs, so they do not hold the number.
+    """
     if trial["folds"]:
         times = sum(event["kind"] == "skipped_step" for event in trial["events"])
         return f"{counted(times, 'time')} steps were" if times else ""
@@ -247,20 +284,24 @@ def _skipped(trial: Mapping[str, Any]) -> str:
     return counted(int(steps), "step") if steps else ""
 
 
-def _parameters(trial: Mapping[str, Any], base: Mapping[str, Any] | str) -> Iterator[list[str]]:
-    """Each parameter, and whatever else differs from the study's own configuration, beside what stands there."""
+def _parameters(trial: Mapping[str, Any], base: Mapping[str, object] | str) -> Iterator[list[str]]:
+    """Yields each parameter, and other differences from the study's configuration, beside the study's default."""
+    pinned = {path: value for path, value in trial["overrides"].items() if path not in trial["params"]}
     if isinstance(base, str):
-        yield from ([path, json.dumps(value)] for path, value in trial["params"].items())
+        yield from ([path, json.dumps(value), ""] for path, value in trial["params"].items())
+        yield from ([path, json.dumps(value), _PINNED] for path, value in pinned.items())
         return
     changed = {path: (old, new) for path, old, new in differences(base, trial["config"])}
     for path, value in trial["params"].items():
         old, _ = changed.pop(path, (value, value))
         yield [path, json.dumps(value), _instead(old)]
     yield from ([path, json.dumps(new), _instead(old)] for path, (old, new) in changed.items())
+    yield from ([path, json.dumps(value), _PINNED] for path, value in pinned.items() if path not in changed)
 
 
-def _instead(old: Any) -> str:
-    return f"the study itself has {json.dumps(old)}"
+def _instead(old: object) -> str:
+    rounded = float(f"{old:.8g}") if isinstance(old, float) else old
+    return f"default {json.dumps(rounded)}"
 
 
 def _curve(key: str, curve: list[list[Any]]) -> list[str]:
@@ -272,7 +313,7 @@ def _curve(key: str, curve: list[list[Any]]) -> list[str]:
 
 
 def _section(title: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """A title and its rows in columns; nothing where there is no row."""
+    """Yields a title and its rows in columns; nothing without rows."""
     cells = list(rows)
     if not cells:
         return

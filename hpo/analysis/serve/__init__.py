@@ -1,1 +1,1 @@
-"""`hpo serve`: the pages of a home, live from the ledger: its studies, the report of each, each trial."""
+"""Implements `hpo serve`, the live pages of a home: its studies, the report of each, and each trial."""

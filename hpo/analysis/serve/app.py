@@ -1,13 +1,13 @@
-"""The live pages as an ASGI application: which address shows what.
+"""Maps addresses to the live pages, as an ASGI application.
 
-Links are relative, so the pages may be shown below any path. Nothing in an address is used as a path of files: a study
-is looked up in the ledger by its name, a trial by its number.
+Links are relative, so the pages work below any path. No part of an address is used as a file path: a study is looked up
+in the ledger by its name, a trial by its number.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.storage.home import Home
 
-MOST_IDLE = 8  # studies that are kept in memory although nobody looks at them
+MOST_IDLE = 8  # studies kept in memory although nobody views them
 PATIENCE = 0.4  # seconds that a page waits for its study to be read
 _BIGGEST = 2**31 - 1
 
 
 class Pages:
-    """A home's pages, and the channels that keep them up to date. All is of one event loop."""
+    """Serves a home's pages, with the channels that keep them up to date. Everything runs in one event loop."""
 
     def __init__(self, ledger: Ledger, home: Home, mlflow: str = "") -> None:
         self._ledger, self._home, self._mlflow = ledger, home, mlflow
@@ -58,10 +58,10 @@ class Pages:
         }
         routes = [Route(path, handler) for path, handler in handlers.items()]
         self.app = Starlette(exception_handlers={HpoError: _failed, HTTPException: _missing})
-        self.app.router = Router(routes, redirect_slashes=False)  # a redirection would name a host and not the prefix
+        self.app.router = Router(routes, redirect_slashes=False)  # a redirection would name a host and omit the prefix
 
     def close(self) -> None:
-        """End all streams, from the thread of the event loop."""
+        """Ends all streams; called from the thread of the event loop."""
         self._closed = True
         for channel in self._channels.values():
             channel.wake()
@@ -93,9 +93,9 @@ class Pages:
         return _stream(self._study(request)[0], request)
 
     async def _curves(self, request: Request) -> Response:
-        asked = curve_lines.asked(request.query_params)
+        request_for = curve_lines.asked(request.query_params)
         name = request.path_params["name"]
-        read = await asyncio.to_thread(curve_lines.lines, self._ledger, name, asked)
+        read = await asyncio.to_thread(curve_lines.lines, self._ledger, name, request_for)
         return JSONResponse(read)
 
     async def _show_trial(self, request: Request) -> Response:
@@ -105,8 +105,8 @@ class Pages:
             channel.subject.look()
             cursor = channel.cursor()
             with self._ledger.read() as connection:
-                found = trial_page(connection, self._home, name, number, self._mlflow)
-            return pages.trial_page(found, cursor)
+                shown = trial_page(connection, self._home, name, number, self._mlflow, self._shares(name))
+            return pages.trial_page(shown, cursor)
 
         return HTMLResponse(await asyncio.to_thread(read))
 
@@ -125,21 +125,27 @@ class Pages:
             raise HTTPException(404, f"no study has a trial {number}.")
         return self._channel((name, number), lambda: LiveTrial(self._ledger, name, number)), name, number
 
+    def _shares(self, name: str) -> Mapping[str, float]:
+        """Returns the importances by the first objective of a study whose report is in memory; empty without one."""
+        channel = self._channels.get(("study", name))
+        known = channel.subject.known if channel and isinstance(channel.subject, LiveStudy) else None
+        return next(iter(known.report["importances"]["shares"].values()), {}) if known else {}
+
     async def _refuse(self, name: str) -> None:
-        """Say which studies there are."""
+        """Raises the error that lists the existing studies."""
         await asyncio.to_thread(self._ledger.look, lambda connection: queries.study_row(connection, name))
 
     def _channel(self, key: object, subject: Callable[[], Subject]) -> Channel:
-        """The channel of a subject; those that nobody listens to go, but for the last MOST_IDLE."""
-        found = self._channels.pop(key, None) or Channel(subject(), lambda: self._closed)
-        for idle in [one for one, channel in self._channels.items() if channel.idle][:-MOST_IDLE]:
+        """Returns the channel of a subject; removes channels without listeners, except the last MOST_IDLE."""
+        channel = self._channels.pop(key, None) or Channel(subject(), lambda: self._closed)
+        for idle in [other for other, listened in self._channels.items() if listened.idle][:-MOST_IDLE]:
             del self._channels[idle]
-        self._channels[key] = found
-        return found
+        self._channels[key] = channel
+        return channel
 
 
 def _slashed(request: Request) -> Response:
-    """To the same page as a directory, by an address relative to this one: a proxy may have put it below a path."""
+    """Redirects to the page as a directory, by a relative address, because a proxy may have put it below a path."""
     last = str(request.path_params.get("number", request.path_params["name"]))
     return Response(status_code=307, headers={"Location": f"./{quote(last, safe='')}/"})
 
@@ -154,13 +160,13 @@ def _stream(channel: Channel, request: Request) -> Response:
 async def _asset(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in pages.FILES or request.path_params["edition"] != pages.edition():
-        raise HTTPException(404, "there is no such file.")
+        raise HTTPException(404, "this file does not exist.")
     headers = {"Cache-Control": "private, max-age=31536000, immutable"}
     return FileResponse(ASSETS / name, media_type=pages.FILES[name], headers=headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """One sentence, as a command says it."""
+    """Answers with the error's one sentence, as a command prints it."""
     missing = isinstance(error, UserError) and not isinstance(error, HomeError | NoLedger)
     return PlainTextResponse(f"{error}\n", status_code=404 if missing else 503)
 

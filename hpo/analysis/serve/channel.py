@@ -1,4 +1,4 @@
-"""Tells everybody who listens what has changed of a subject, which is looked at once for all of them."""
+"""Sends a subject's changes to all listeners; one look at the subject serves all of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hpo.analysis.report.page import embedded
 from hpo.analysis.serve.subjects import Message, Subject
 from hpo.errors import HpoError
 
-PAUSE = 1.0  # seconds between looks
-SHARE = 20  # times as long as a look has taken, at least, until the next
-ALIVE = 15.0  # seconds after which a silent stream says that it is there
+PAUSE = 1.0  # seconds between looks at a subject
+SHARE = 20  # least pause until the next look, in durations of the last one
+ALIVE = 15.0  # seconds after which a silent stream sends a comment
 
 
 class Channel:
-    """A subject and those who listen to it.
+    """Connects a subject with its listeners.
 
-    Nothing is kept for a listener but the version that it has, so a slow one gets fewer messages and not late ones. A
-    cursor, `<channel>.<version>`, is what it has: of another channel, such as that of a server before, it means
-    nothing, and the page is read anew.
+    A listener has no queue, only the version that it last received, so a slow one gets fewer messages rather than late
+    ones. Its cursor, `<channel>.<version>`, names that version. A cursor of another channel, such as one of an earlier
+    server, means nothing: the page is then loaded again.
     """
 
     def __init__(self, subject: Subject, closing: Callable[[], bool]) -> None:
@@ -37,21 +37,21 @@ class Channel:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody listens."""
+        """Returns whether nobody listens."""
         return not self._listeners
 
     def cursor(self, version: int | None = None) -> str:
         return f"{self._id}.{self.subject.version if version is None else version}"
 
     def wake(self) -> None:
-        """Have every listener look whether there is something for it."""
+        """Makes every listener check for news."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def listen(self, cursor: str) -> AsyncIterator[str]:
-        """The stream of one listener, as text/event-stream, from its cursor on."""
-        own, _, version = cursor.partition(".")
-        since = int(version) if own == self._id and version.isdigit() else None
+        """Yields the stream of one listener, as text/event-stream, from its cursor on."""
+        channel, _, version = cursor.partition(".")
+        since = int(version) if channel == self._id and version.isdigit() else None
         self._listeners += 1
         if self._watch is None:
             self._watch = asyncio.create_task(self._look())
@@ -61,7 +61,7 @@ class Channel:
             while not self._closing():
                 changed = self._changed
                 if self._watch.done():
-                    self._watch.result()  # which raises what has ended it
+                    self._watch.result()  # raises the error that has ended it
                 if trouble != self._trouble:
                     trouble = self._trouble
                     yield _event("trouble", {"text": trouble})
@@ -75,7 +75,7 @@ class Channel:
                 except TimeoutError:
                     yield ":\n\n"
         except HpoError as error:
-            yield _event("trouble", {"text": str(error)})  # and the browser asks again
+            yield _event("trouble", {"text": str(error)})  # the browser reconnects
         finally:
             self._listeners -= 1
             if not self._listeners:
@@ -98,6 +98,6 @@ class Channel:
 
 
 def _event(kind: str, data: dict[str, Any], cursor: str = "") -> str:
-    """One event of a stream, whose data is JSON in one line; the page shows what is not seen as a report does."""
+    """Returns one event of a stream with JSON in one line; invisible characters are escaped as in a report."""
     text = embedded(data) if data else json.dumps(data)
     return f"event: {kind}\n" + (f"id: {cursor}\n" if cursor else "") + f"data: {text}\n\n"

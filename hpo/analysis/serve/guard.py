@@ -1,4 +1,4 @@
-"""What stands before the gate of the live pages: by which name they are called, and what a browser may do with them."""
+"""Guards the live pages before the gate: which host names they answer to, and what a browser may do with them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.tracking.gate import App, Receive, Send, answer
+from hpo.tracking.ui.gate import App, Receive, Send, answer
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _READING = ("GET", "HEAD")
 _HOST = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+)(?::(\d{1,5}))?")
-# Scripts and styles are files. Plotly sets style attributes, and fills a style element that it has added empty, whose
-# hash is that of no text.
+# Scripts and styles are files. Plotly sets style attributes, and fills a style element that it has added empty, which
+# has the hash of an empty text.
 _EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 POLICY = (
     f"default-src 'none'; script-src 'self'; style-src-elem 'self' {_EMPTY}; style-src-attr 'unsafe-inline'; "
@@ -30,20 +31,22 @@ HEADERS = {
 
 
 def host_name(host: str) -> str:
-    """The name of `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`, in small letters; empty for what is none."""
-    found = _HOST.fullmatch(host)
-    return found[1].strip("[]").lower().rstrip(".") if found else ""
+    """Returns the name in `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`, in lower case; else an empty text."""
+    match = _HOST.fullmatch(host)
+    return match[1].strip("[]").lower().rstrip(".") if match else ""
 
 
 def check_host(given: str) -> str:
-    """A name that browsers may call the pages by, or raise UserError."""
+    """Returns a name by which browsers may call the pages. Raises UserError if it is not a host name."""
     if name := host_name(given):
         return name
-    raise UserError(f"--allowed-host {given!r} is no name of a host: give it as browsers show it, without https://.")
+    raise UserError(
+        f"{option('allowed_host', repr(given))} is not a host name: give it as browsers show it, without https://."
+    )
 
 
 class Guard:
-    """An ASGI application that passes on to `app` what reads, by one of the names `hosts`."""
+    """An ASGI application that passes read requests on to `app` if they use one of the names `hosts`."""
 
     def __init__(self, app: App, hosts: Collection[str]) -> None:
         self._app, self._hosts = app, hosts
@@ -55,8 +58,8 @@ class Guard:
 
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                own = {name.lower() for name, _ in message["headers"]}
-                more = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in own]
+                present = {name.lower() for name, _ in message["headers"]}
+                more = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in present]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
@@ -68,7 +71,7 @@ class Guard:
 
 
 class Below:
-    """An ASGI application that takes `prefix` from the path, where a proxy passes it on with it."""
+    """An ASGI application that removes `prefix` from the path, for proxies that pass it on."""
 
     def __init__(self, app: App, prefix: str) -> None:
         self._app, self._prefix = app, prefix
@@ -81,7 +84,7 @@ class Below:
 
 
 def check_prefix(given: str) -> str:
-    """A prefix of paths, without a slash at its end, or raise UserError."""
+    """Returns a prefix of paths without a slash at its end. Raises UserError if it is not a path."""
     if re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", given):
         return given.rstrip("/")
-    raise UserError(f"--root-path {given!r} is no path: give it as the proxy shows it, such as /hpo.")
+    raise UserError(f"{option('root_path', repr(given))} is not a path: give it as the proxy shows it, such as /hpo.")

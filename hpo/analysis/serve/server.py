@@ -1,7 +1,8 @@
-"""Serves the live pages of a home, until Ctrl-C."""
+"""Serves the live pages of a home until Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +13,12 @@ import uvicorn
 
 from hpo.analysis.serve.app import Pages
 from hpo.analysis.serve.guard import LOOPBACK, Below, Guard, check_host, check_prefix
+from hpo.analysis.serve.metrics import HomeMetrics, MetricsRoute
+from hpo.door import option
 from hpo.errors import StorageError, UserError
+from hpo.storage import metrics_text
 from hpo.terminal import print
-from hpo.tracking.gate import PARAMETER, Gate, opening_page, token_of
+from hpo.tracking.ui.gate import PARAMETER, App, Gate, opening_page, token_of
 from trainer.quote import quoted
 
 if TYPE_CHECKING:
@@ -23,24 +27,30 @@ if TYPE_CHECKING:
 
 
 def check_mlflow(given: str | None) -> str:
-    """Where MLflow's pages are, or raise UserError."""
+    """Returns the address of MLflow's pages. Raises UserError if it is not one."""
     try:
         parts = urlsplit(given or "")
     except ValueError:
         parts = urlsplit("")
     if given and (parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment):
-        raise UserError(f"--mlflow {quoted(given)} is no address of pages: give http://HOST:PORT and no more.")
+        raise UserError(
+            f"{option('mlflow', quoted(given))} is not the address of a page: give http://HOST:PORT and no more."
+        )
     return given or ""
 
 
 def bound(host: str, port: int, allowed: Sequence[str]) -> socket.socket:
-    """A socket that listens there. Raises UserError where that is taken, or open to others without a name for it, and
-    for a name that is none."""
-    for one in allowed:
-        check_host(one)
+    """Returns a socket that listens at the address.
+
+    Raises UserError if the port is taken, for a bad name, or if other hosts can reach the address and no name is
+    allowed.
+    """
+    for name in allowed:
+        check_host(name)
     if host not in LOOPBACK and not allowed:
         raise UserError(
-            f"--host {quoted(host)} is not loopback: say by --allowed-host what browsers call it, and let a proxy "
+            f"{option('host', quoted(host))} is not loopback: say by {option('allowed_host')} what browsers call it, "
+            "and let a proxy "
             "encrypt what is sent."
         )
     opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -51,12 +61,12 @@ def bound(host: str, port: int, allowed: Sequence[str]) -> socket.socket:
     except OSError as error:
         opened.close()
         why = error.strerror or error
-        raise UserError(f"port {port} on {host} cannot be used ({why}): give another with --port.") from error
+        raise UserError(f"port {port} on {host} cannot be used ({why}): give another with {option('port')}.") from error
     return opened
 
 
 class Server(uvicorn.Server):
-    """The pages of a home on a socket: `run` blocks until a signal comes, or `should_exit` is set."""
+    """Serves the pages of a home on a socket: `run` blocks until a signal, or until `should_exit` is set."""
 
     def __init__(
         self,
@@ -67,19 +77,22 @@ class Server(uvicorn.Server):
         allowed: Sequence[str] = (),
         prefix: str = "",
         mlflow: str = "",
+        metrics: bool = False,
     ) -> None:
         self._socket, self._pages = opened, Pages(ledger, home, mlflow)
         host, port = opened.getsockname()[:2]
-        names = [*LOOPBACK, host, *(check_host(one) for one in allowed)]
+        names = [*LOOPBACK, host, *(check_host(name) for name in allowed)]
         origins = [f"http://{_in_address(name)}:{port}" for name in names]
-        origins += [f"{scheme}://{one.lower()}" for one in allowed for scheme in ("http", "https")]
+        origins += [f"{scheme}://{name.lower()}" for name in allowed for scheme in ("http", "https")]
         try:
             token = token_of(home)
         except OSError as error:
             raise StorageError(f"{home.root} cannot be written ({error.strerror}): make it writable.") from error
         self.address = f"http://{_in_address(host)}:{port}/?{PARAMETER}={token}"
-        app = Gate(Below(self._pages.app, prefix), token, origins, f"hpo-{port}", strictly=prefix or "/")
-        # Without a log of accesses, which would hold the token.
+        app: App = Gate(Below(self._pages.app, prefix), token, origins, f"hpo-{port}", strictly=prefix or "/")
+        if metrics:
+            app = MetricsRoute(app, HomeMetrics(ledger), metrics_text.token_of(home), prefix)
+        # An access log would contain the token.
         super().__init__(
             uvicorn.Config(
                 Guard(app, {*names}),
@@ -95,7 +108,7 @@ class Server(uvicorn.Server):
         super().run(sockets or [self._socket])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, which go on for ever, before it waits for all answers to end."""
+        """Ends the streams, which never end by themselves, before uvicorn waits for all responses."""
         self._pages.close()
         await super().shutdown(sockets)
 
@@ -113,17 +126,21 @@ def serve(
     allowed: Sequence[str] = (),
     prefix: str = "",
     mlflow: str | None = None,
+    metrics: bool = False,
     open_browser: bool = False,
 ) -> int:
-    """Serve until Ctrl-C; the exit code. Raises HpoError in one sentence where it cannot begin."""
+    """Serves until Ctrl-C and returns the exit code. Raises HpoError, in one sentence, if it cannot begin."""
     known, below = check_mlflow(mlflow), check_prefix(prefix)
+    if metrics:
+        metrics_text.check_installed()
     with bound(host, port, allowed) as opened:
-        server = Server(ledger, home, opened, allowed=allowed, prefix=below, mlflow=known)
+        server = Server(ledger, home, opened, allowed=allowed, prefix=below, mlflow=known, metrics=metrics)
         print(f"the studies of this home are at {server.address} (Ctrl-C stops it)", flush=True)
         if open_browser:
             import webbrowser
 
             webbrowser.open(opening_page(home, server.address).as_uri())
-        with suppress(KeyboardInterrupt):  # raised again by uvicorn, once it has ended
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # uvicorn raises it again too: it ends the process
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again after it has ended
             server.run()
     return 0

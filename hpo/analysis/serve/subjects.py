@@ -1,26 +1,35 @@
-"""What a live page is of: a home's studies, or one trial. Each says what version of it there is now.
+"""Holds the subjects of live pages: a home's studies, or one trial. Each has a version.
 
-A subject is looked at by one thread at a time, whoever listens, and never written.
+Only one thread at a time looks at a subject, whoever listens. A subject is never written.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from hpo.analysis.report.curves import thin
 from hpo.analysis.report.data import told
-from hpo.ledger import live_queries, queries
+from hpo.analysis.results import status as statuses
+from hpo.ledger import answer, queries
+from hpo.ledger.rows import StudyRow
+from hpo.ledger.views import live as live_queries
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
     from hpo.ledger.rows import Connection
 
+Listed = dict[str, Any]  # one study of the list, as JSON values
+MOST_POINTS = 40  # points of a study's line in the list
+
 
 class Message(NamedTuple):
-    """What one is told who has another `version` of a subject.
+    """A message to a listener with an older version of a subject.
 
-    event    refresh: the page is to be read anew; gone: there is nothing any more; rows: what has changed
-    data     of rows, as JSON values
+    event    refresh: load the page again; gone: the subject no longer exists; rows: its changes follow
+    data     the changes for rows, as JSON values
     """
 
     event: str
@@ -29,25 +38,25 @@ class Message(NamedTuple):
 
 
 class Subject(Protocol):
-    """`version` grows with each change that `look` finds; `message` is what tells one who has `since` of it."""
+    """The subject of a page: `look` raises `version` with each change; `message` tells a listener what it lacks."""
 
     @property
     def version(self) -> int: ...
 
     def look(self) -> None:
-        """Read what is new. Raises HpoError where the ledger cannot be read."""
+        """Reads what is new. Raises HpoError if the ledger cannot be read."""
         ...
 
     def message(self, since: int | None) -> Message:
-        """What one is told who has come to version `since`, or to none of those that there are."""
+        """Returns the message for a listener that has version `since`, or None if it has no valid version."""
         ...
 
 
 class LiveHome:
-    """The studies of a ledger: one row for each."""
+    """Follows the studies of a ledger, one row for each."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.version, self.rows = ledger, 0, list[dict[str, Any]]()
+        self._ledger, self.version, self.rows = ledger, 0, list[Listed]()
         self._seen = ""
 
     def look(self) -> None:
@@ -60,21 +69,62 @@ class LiveHome:
         return Message("refresh", self.version)
 
 
-def _rows(connection: Connection) -> list[dict[str, Any]]:
-    of = queries.derived(connection)
-    found: list[dict[str, Any]] = []
+def _rows(connection: Connection) -> list[Listed]:
+    source_of = queries.derived(connection)
+    rows: list[Listed] = []
     for name in queries.study_names(connection):
         status, study = queries.status(connection, name), queries.study_row(connection, name)
-        objective = study["spec"]["objectives"][0]
+        objective = study.spec.objectives[0]
         first = status.best or next(iter(status.front), None)
-        row = {"name": name, "created_at": study["created_at"], "of": of.get(name, ""), "requested": status.requested}
-        row |= {"trials": sum(status.trials.values()), "metric": objective["metric"], **told(status)}
-        found.append(row | {"best": first and first.value, "number": first and first.number})
-    return sorted(found, key=lambda row: -row["created_at"])
+        row = {
+            "name": name,
+            "created_at": study.created_at,
+            "of": source_of.get(name, ""),
+            "requested": status.requested,
+        }
+        row |= {"trials": sum(status.trials.values()), "ended": statuses.ended(status), "front": len(status.front)}
+        row |= {"metric": objective["metric"], "direction": objective["direction"], **told(status)}
+        seeds = first.seeds if first else None
+        row |= {"best": first and first.value, "number": first and first.number, "mean": None, "error": None}
+        if seeds:
+            row |= {"mean": seeds.means[objective["metric"]], "error": seeds.errors[objective["metric"]]}
+        rows.append(row | {"line": best_so_far(connection, study, row["trials"])})
+    return in_families(rows)
+
+
+def in_families(listed: Sequence[Listed]) -> list[Listed]:
+    """Returns the studies, the newest first, with each derived study below the one of its name `of`.
+
+    `depth` counts the studies above it. A study whose source was deleted stands for itself.
+    """
+    names, below = {entry["name"] for entry in listed}, dict[str, list[Listed]]()
+    for entry in sorted(listed, key=lambda entry: -entry["created_at"]):
+        below.setdefault(entry["of"] if entry["of"] in names else "", []).append(entry)
+
+    def family(name: str, depth: int) -> Iterator[Listed]:
+        for entry in below.get(name, ()):
+            yield entry | {"depth": depth}
+            yield from family(entry["name"], depth + 1)
+
+    return list(family("", 0))
+
+
+def best_so_far(connection: Connection, study: StudyRow, trials: int) -> list[tuple[int, float]]:
+    """Returns the number and the value of complete trials, each value the best so far by the first objective.
+
+    The last value is repeated at the last of `trials`.
+    """
+    least = study.spec.objectives[0]["direction"] == "minimize"
+    line = list[tuple[int, float]]()
+    for number, values in answer.scored(connection, study).items():
+        better = min if least else max
+        line.append((number, better(values[0], line[-1][1]) if line else values[0]))
+    line = [point for point in line if math.isfinite(point[1])]
+    return [*thin(line, MOST_POINTS), *((trials - 1, value) for _, value in line[-1:])]
 
 
 class LiveTrial:
-    """One trial of a study, known by the study's uid: a study that was made anew has other trials."""
+    """Follows one trial, identified by its study's uid: a study that was created again has other trials."""
 
     def __init__(self, ledger: Ledger, study: str, number: int) -> None:
         self._ledger, self._study, self._number = ledger, study, number
@@ -91,6 +141,6 @@ class LiveTrial:
 
     def _revision(self, connection: Connection) -> tuple[Any, ...] | None:
         study = queries.find_study(connection, self._study)
-        rows = live_queries.moved(connection, study["id"], 2**31 - 1, [self._number]) if study else []
-        runs = live_queries.runs(connection, study["id"], self._number) if study else {}
-        return (study["uid"], *rows[0], *runs.values()) if study and rows else None
+        rows = live_queries.moved(connection, study.id, 2**31 - 1, [self._number]) if study else []
+        runs = live_queries.runs(connection, study.id, self._number) if study else {}
+        return (study.uid, *rows[0], *runs.values()) if study and rows else None

@@ -1,4 +1,4 @@
-"""What the page of a trial shows: all that the ledger has of it, its curves by epoch and time, and its logs."""
+"""Reads the content of a trial's page: its record in the ledger, its curves by epoch, step and time, and its logs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from urllib.parse import quote, urlsplit
 from hpo.analysis.report.curves import rounded, thin
 from hpo.analysis.results.compare import headline
 from hpo.analysis.results.trial import detail
-from hpo.ledger import live_queries, queries
+from hpo.ledger import queries
+from hpo.ledger.names import machine_dependent
+from hpo.ledger.views import live as live_queries
 from hpo.space.config import flatten
+from hpo.space.objective import hold_out_of
 from hpo.storage import artifacts
 from hpo.tracking.uri import DATABASES
 
@@ -22,56 +25,77 @@ if TYPE_CHECKING:
 
 TAIL = 32 * 1024  # bytes of a log that are shown
 MOST_LOGS = 4
+_BEYOND = 2**31 - 1  # a number above those of all trials
 _TEXTS = (".log", ".txt", ".out", ".err")
 
 
-def trial_page(connection: Connection, home: Home, name: str, number: int, mlflow: str) -> dict[str, Any]:
-    """The trial as the template takes it. Raises StudyError or UserError where there is none.
+def trial_page(
+    connection: Connection, home: Home, name: str, number: int, mlflow: str, shares: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Returns the trial as the template needs it. Raises StudyError or UserError if there is none.
 
-    `mlflow` is where MLflow's pages of the home are, where somebody has said so.
+    `mlflow` is the address of MLflow's pages of the home, empty if unknown. `shares` are the importances by which the
+    parameters are ordered, if the study's report is known.
     """
-    found = detail(connection, home, name, number)
+    record = detail(connection, home, name, number)
     study = queries.study_row(connection, name)
-    objectives = study["spec"]["objectives"]
-    spans = [(one["started_at"], one["ended_at"]) for one in found["attempts"]]
+    objectives = study.spec.objectives
+    spans = [(attempt["started_at"], attempt["ended_at"]) for attempt in record["attempts"]]
+    metrics = [objective["metric"] for objective in objectives]
+    drawn = curves(connection, study.id, number, metrics)
+    paths, ranks = (
+        sorted(record["params"], key=lambda path: -(shares or {}).get(path, -1.0)),
+        queries.ranks(connection, study),
+    )
+    reasons = [entry["reason"] for entry in record["decisions"] if entry["verdict"] in ("stop", "pause")]
     return {
-        **found,
+        **record,
+        "params": {path: record["params"][path] for path in paths},
+        "place": ranks[number][1] + 1 if number in ranks and len(objectives) == 1 else None,
+        "placed": len(ranks),
+        "why": reasons[-1] if reasons and record["state"] in ("pruned", "paused") else "",
+        "neighbours": [
+            row.number for row in live_queries.moved(connection, study.id, _BEYOND, [number - 1, number + 1])
+        ],
+        "hold_outs": [key for metric in record["values"] if (key := hold_out_of(metric)) in drawn],
+        "usual": [key for key in drawn if key in metrics or key.partition("/")[0] in ("val", "test")],
+        "machine": [key for key in drawn if machine_dependent(key)],
         "objectives": objectives,
-        "settings": flatten(found["config"]),
-        "curves": curves(connection, study["id"], number, [one["metric"] for one in objectives]),
+        "settings": flatten(record["config"]),
+        "curves": drawn,
         "runs": [
             {"tracker": tracker, "run": run, "link": run_link(tracker, run, mlflow)}
-            for tracker, run in live_queries.runs(connection, study["id"], number).items()
+            for tracker, run in live_queries.runs(connection, study.id, number).items()
         ],
-        "logs": [{"name": file.name, "text": tail(file)} for file in logs(connection, home, name, found, spans)],
+        "logs": [{"name": file.name, "text": tail(file)} for file in logs(connection, home, name, record, spans)],
     }
 
 
 def curves(connection: Connection, study_id: int, number: int, metrics: Sequence[str]) -> dict[str, Any]:
-    """Metric -> {"step", "epoch", "time", "value"}: [[number]], the metrics that matter most first.
+    """Returns metric -> {"step", "epoch", "time", "value"}: [[number]], the most important metrics first.
 
-    `epoch` and its values are of the reports that have closed one; `time` is in seconds since the trial began.
+    `epoch` and its values are of the reports that closed an epoch; `time` is in seconds since the trial began.
     """
     read: dict[str, list[live_queries.Point]] = {}
     for point in live_queries.points(connection, study_id, [number]):
         read.setdefault(point.key, []).append(point)
-    found: dict[str, Any] = {}
+    by_metric: dict[str, Any] = {}
     for key in headline(list(read), metrics, every=True):
         over = {
-            "epoch": [(one.epoch, one.value) for one in read[key] if one.epoch is not None],
-            "step": [(one.step, one.value) for one in read[key]],
-            "time": [(round(one.seconds, 2), one.value) for one in read[key]],
+            "epoch": [(point.epoch, point.value) for point in read[key] if point.epoch is not None],
+            "step": [(point.step, point.value) for point in read[key]],
+            "time": [(round(point.seconds, 2), point.value) for point in read[key]],
         }
-        found[key] = {
+        by_metric[key] = {
             axis: [[x for x, _ in shown], [rounded(y) for _, y in shown]]
             for axis, points in over.items()
             if (shown := thin(points, 1000))
         }
-    return found
+    return by_metric
 
 
 def run_link(tracker: str, run: str, mlflow: str) -> str:
-    """The page of a trial's run in MLflow: on the tracking server, or where the pages of the home are; else empty."""
+    """Returns the address of a trial's run on the tracking server, or in the home's MLflow pages; else empty."""
     scheme = urlsplit(tracker).scheme.partition("+")[0]
     base = tracker if scheme in ("http", "https") else mlflow if scheme in DATABASES else ""
     return f"{base.rstrip('/')}/#/runs/{quote(run, safe='')}" if base else ""
@@ -87,25 +111,25 @@ def logs(
     trial: Mapping[str, Any],
     spans: Sequence[tuple[float, float | None]],
 ) -> list[Path]:
-    """What the trial's program has printed, and what workers have while it was trained; paths are made here alone."""
-    number, study_id = trial["number"], queries.study_row(connection, name)["id"]
-    [trial_id] = [row["id"] for row in queries.trial_rows(connection, study_id, [number])]
+    """Returns logs of the trial's program, and of workers while it was trained. Only this module makes their paths."""
+    number, study_id = trial["number"], queries.study_row(connection, name).id
+    [trial_id] = [row.id for row in queries.trial_rows(connection, study_id, [number])]
     kept = artifacts.artifacts(connection, trial_id)
-    own = [home.files(name, number) / where for shown, where in kept.items() if shown.endswith(_TEXTS)]
+    files = [home.files(name, number) / path for shown, path in kept.items() if shown.endswith(_TEXTS)]
     running = home.output(name) / home.files(name, number).name
-    own += sorted(running.glob("*.log")) if running.is_dir() else []
+    files += sorted(running.glob("*.log")) if running.is_dir() else []
     below = home.root.resolve()
-    return [file for file in (*own, *_workers(home, name, spans)) if _inside(file, below)][:MOST_LOGS]
+    return [file for file in (*files, *_workers(home, name, spans)) if _inside(file, below)][:MOST_LOGS]
 
 
 def _workers(home: Home, name: str, spans: Sequence[tuple[float, float | None]]) -> Iterator[Path]:
-    """The logs of workers that were written while the trial was trained, the newest first."""
+    """Yields the logs of workers that were written while the trial was trained, the newest first."""
     files = sorted(home.logs.glob(f"{name}.*.worker-*.log"), key=lambda file: file.stat().st_mtime, reverse=True)
     for file in files:
         begun = file.name.removeprefix(f"{name}.").partition("-")[0]
         try:
             begin = datetime.strptime(begun, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).timestamp()
-        except ValueError:  # of a study whose name begins with this one
+        except ValueError:  # a log of another study, whose name begins with this one's
             continue
         end = file.stat().st_mtime
         if any(begin <= (last or end) and start <= end for start, last in spans):
@@ -117,7 +141,7 @@ def _inside(file: Path, below: Path) -> bool:
 
 
 def tail(file: Path) -> str:
-    """The end of a file, from a line's begin on; it says where something is left out."""
+    """Returns the end of a file from the start of a line, with a note if something is left out."""
     with file.open("rb") as opened:
         size = opened.seek(0, 2)
         opened.seek(max(0, size - TAIL))

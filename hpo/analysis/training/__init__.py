@@ -1,1 +1,1 @@
-"""What one configuration's training does: learning-rate and batch-size tests, memory, diagnosis."""
+"""Examines the training of one configuration: learning-rate and batch-size tests, memory, diagnosis."""

@@ -1,27 +1,27 @@
-"""`hpo batch-find`: measures from which batch size on a larger one stops paying, and the memory it takes."""
+"""Implements `hpo batch-find`, which measures the batch size beyond which larger ones stop paying, and its memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from hpo.analysis.training.single_process import alone, stepped
+from hpo.analysis.training.single_process import for_one_process, stepped
 from hpo.declaration.references import load
+from hpo.door import option
 from trainer.diagnose.batch_size import BatchSizes
 
 
-def batch_find(reference: str, overrides: Mapping[str, Any], steps: int) -> BatchSizes:
-    """Train `steps` windows of the study's own configuration under `overrides`, and measure the gradients' noise."""
+def batch_find(reference: str, overrides: Mapping[str, object], steps: int) -> BatchSizes:
+    """Trains `steps` windows of the study's configuration under `overrides`, and measures the gradients' noise."""
     from trainer.diagnose.batch_size import find_batch_size
 
     study = load(reference).configure(overrides)
-    config = alone(study.config)
+    config = for_one_process(study.config)
     task = stepped(study, config, "whose gradients cannot be looked at")
     return find_batch_size(task, config.train, steps)
 
 
 def describe(found: BatchSizes) -> str:
-    """The noise scale as training went on, the memory of some batches, and what is suggested."""
+    """Returns the noise scale during the training, the memory of some batches, and the suggestion."""
     lines = [f"{'steps':>9}  noise scale"]
     lines += [f"{last:>9}  {scale:.4g}" for last, scale in found.noise]
     if found.memory:
@@ -30,7 +30,9 @@ def describe(found: BatchSizes) -> str:
     else:
         lines.append("what batches take of memory cannot be estimated: the loss looks at values, by .item() say.")
     if found.suggestion is None:
-        lines.append("no batch size is suggested: the gradient is lost in its noise; train longer by --steps.")
+        lines.append(
+            f"no batch size is suggested: the gradient is lost in its noise; train longer by {option('steps')}."
+        )
     else:
         parts = "" if found.micro_batch is None else f" in micro-batches of {found.micro_batch}, which memory holds"
         lines.append(

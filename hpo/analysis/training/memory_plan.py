@@ -1,5 +1,7 @@
-"""`hpo plan`: tells which configurations of a study fit a memory, by the estimate of a step
-(trainer/memory/estimate.py)."""
+"""Implements `hpo plan`, which finds the configurations of a study that fit a memory.
+
+It relies on the estimate of a step (trainer/memory/estimate.py).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ import numpy as np
 from hpo.analysis.training.single_process import stepped
 from hpo.declaration.references import load
 from hpo.declaration.study import Study
+from hpo.door import option
 from hpo.errors import HpoError, UserError
 from hpo.space.config import as_json, flatten
 from hpo.text import aligned, counted
@@ -23,13 +26,13 @@ if TYPE_CHECKING:
     from trainer.memory.estimate import Estimate
 
 MICRO_BATCH = "train.micro_batch_size"
-FREE = 0.1  # of the memory: what the estimate does not see has to fit there
-Choice = tuple[int, ...]  # of each field, which of its values, from 0; the larger, the less memory
+FREE = 0.1  # share of the memory left for what the estimate does not include
+Choice = tuple[int, ...]  # for each field the index of its value; the larger, the less memory
 
 
 @dataclass(frozen=True)
 class Fits:
-    """A configuration that fits, as overrides; windows take so many micro-batches."""
+    """A configuration that fits, as overrides; `accumulation` is the number of micro-batches in a window."""
 
     overrides: Mapping[str, Any]
     accumulation: int
@@ -38,14 +41,20 @@ class Fits:
 
 @dataclass(frozen=True)
 class Plan:
-    """`rows` are the configurations that fit `memory` bytes, none of which has all that another has, of all that the
-    values of `fields` make; so many had to be `estimated`."""
+    """The configurations that fit into a memory.
+
+    memory     bytes
+    rows       the configurations that fit, except those that have less than another in some field and more in none
+    fields     the values that may be chosen, by field
+    declared   whether the study declares them; otherwise only its micro-batch may change
+    estimated  how many configurations had to be estimated
+    """
 
     study: str
     memory: int
     rows: list[Fits]
     fields: Mapping[str, Sequence[Any]]
-    declared: bool  # by the study; else its micro-batch is all
+    declared: bool
     estimated: int
 
     @property
@@ -54,31 +63,32 @@ class Plan:
 
 
 def size_of(text: str) -> int:
-    """The bytes of `6GB`, above 0."""
+    """Returns the bytes of a text such as `6GB`, above 0."""
     try:
-        found = size(text)
+        count = size(text)
     except ValueError as error:
-        raise UserError(f"--memory {text!r}: {error}.") from error
-    if not found:
-        raise UserError(f"--memory {text!r}: give more than nothing.")
-    return found
+        raise UserError(f"{option('memory', repr(text))}: {error}.") from error
+    if not count:
+        raise UserError(f"{option('memory', repr(text))}: give more than nothing.")
+    return count
 
 
 def plan(
     reference: str, overrides: Mapping[str, Any], memory: int, told: Callable[[int, int], None] = lambda done, of: None
 ) -> Plan:
-    """Try what the study's declaration may change (`Study.plan`; else its micro-batch), but for what `overrides` set.
-    `told` hears of how many configurations it is known whether they fit, and how many there are.
+    """Tries the values that the declaration offers (`Study.plan`; else the micro-batch), except fields set by
+    `overrides`.
 
-    Raises UserError where nothing fits, and where there is no step that could be estimated.
+    `told` is called with the number of decided configurations and the number of all. Raises UserError if nothing fits,
+    and if the study has no step that can be estimated.
     """
     study = load(reference).configure(overrides)
     fields = _fields(study, set(flatten(overrides)))
     steps = Steps(study, fields)
-    found = Plan(study.name, memory, [], fields, bool(study.plan), 0)
+    empty = Plan(study.name, memory, [], fields, bool(study.plan), 0)
     sizes = [len(values) for values in fields.values()]
-    choices = frontier(sizes, lambda one: log(steps[one].peak / found.usable), told)
-    rows = [Fits(steps.overrides(one), steps.accumulation(one), steps[one]) for one in choices]
+    choices = frontier(sizes, lambda choice: log(steps[choice].peak / empty.usable), told)
+    rows = [Fits(steps.overrides(choice), steps.accumulation(choice), steps[choice]) for choice in choices]
     if not rows:
         last = tuple(len(values) - 1 for values in fields.values())
         least = " ".join(f"{path}={value}" for path, value in steps.overrides(last).items())
@@ -86,7 +96,7 @@ def plan(
             f"nothing that study {study.name!r} may change fits {_gib(memory)}, of which a tenth stays free: even "
             f"{least or 'what is set'} needs {steps[last]}."
         )
-    return replace(found, rows=rows, estimated=len(steps.estimates))
+    return replace(empty, rows=rows, estimated=len(steps.estimates))
 
 
 def frontier(
@@ -94,38 +104,41 @@ def frontier(
     over: Callable[[Choice], float],
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Choice]:
-    """The choices that fit and are not, in every field, at or behind another one that fits; the dearest fields come
-    first. `over` rises with what a choice needs, in the order of 1, and is at most 0 where that fits.
+    """Returns the choices that fit and that no other fitting choice dominates, the most expensive fields first.
 
-    All behind what fits fits too. So the least is asked about first, and then whatever is expected to settle most: how
-    likely it fits is told from the answers so far, as if every field had its own share in `over`.
+    A choice dominates another if it needs at least as much in every field. `over` rises with the need of a choice, in
+    the order of 1, and is at most 0 if it fits.
+
+    Every choice dominated by a fitting one fits too. So the cheapest choice is tried first, and then the one expected
+    to decide the most others. The chance that a choice fits is estimated from the answers so far, as if each field
+    added its own share to `over`.
     """
     choices = np.array(list(product(*map(range, sizes))), ndmin=2)
     behind = np.all(choices[:, None] >= choices, axis=2)  # [i, j]: i needs no more memory than j in any field
     shares = np.hstack([np.ones((len(choices), 1)), *(choices[:, [f]] > np.arange(n - 1) for f, n in enumerate(sizes))])
     fitting, known = np.zeros(len(choices), bool), np.zeros(len(choices), bool)
-    asked, answers = [len(choices) - 1], list[float]()
+    tried, answers = [len(choices) - 1], list[float]()
     while True:
-        answers.append(over(tuple(map(int, choices[asked[-1]]))))
+        answers.append(over(tuple(map(int, choices[tried[-1]]))))
         if fits := answers[-1] <= 0:
-            fitting |= behind[:, asked[-1]]
-        known |= behind[:, asked[-1]] if fits else behind[asked[-1]]
+            fitting |= behind[:, tried[-1]]
+        known |= behind[:, tried[-1]] if fits else behind[tried[-1]]
         told(int(known.sum()), len(known))
         if known.all():
             break
-        guess = shares @ np.linalg.pinv(shares[asked]) @ answers
+        guess = shares @ np.linalg.pinv(shares[tried]) @ answers
         likely = 1 / (1 + np.exp(np.clip(10 * guess, -50, 50)))
         unknown = (~known).astype(float)
-        settled = likely * (unknown @ behind) + (1 - likely) * (behind @ unknown)
-        asked.append(int(np.where(known, 0, settled).argmax()))
+        gained = likely * (unknown @ behind) + (1 - likely) * (behind @ unknown)
+        tried.append(int(np.where(known, 0, gained).argmax()))
     beaten = (behind & ~np.eye(len(choices), dtype=bool)) @ fitting.astype(float) > 0
     return [tuple(map(int, choice)) for choice in choices[fitting & ~beaten]]
 
 
 class Steps:
-    """The estimates of a study's configurations, each made once, when it is asked for."""
+    """Holds the estimates of a study's configurations, each made once, on demand."""
 
-    def __init__(self, study: Study, fields: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, study: Study, fields: Mapping[str, Sequence[object]]) -> None:
         self.study, self.fields = study, fields
         self.estimates: dict[Choice, Estimate] = {}
 
@@ -150,19 +163,19 @@ class Steps:
 
         config = self._config(choice)
         task = stepped(self.study, config, "whose memory cannot be estimated")
-        train = config.train.model_copy(update={"device": "cpu"})  # that of this machine does not matter
+        train = config.train.model_copy(update={"device": "cpu"})  # this machine's device does not matter
 
         def first(size: int) -> Any:
             from trainer.data import Loader
 
             return Loader(task, train, pick_device("cpu")).first(size)
 
-        limit = 1 << 62  # nothing is halved: what fits is the plan's to find
-        return planned(task, train, limit, train.largest_pass, first).asked
+        limit = 1 << 62  # no micro-batch is halved: the plan itself searches
+        return planned(task, train, limit, train.largest_pass, first).requested
 
 
 def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:
-    """What may be changed: path -> values. A preset pins nothing. No micro-batch is larger than the batch."""
+    """Returns the fields that may change, path -> values. A preset pins nothing; no micro-batch exceeds the batch."""
     train = getattr(study.config, "train", None)
     if not hasattr(train, "batch_size"):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no step to estimate.")
@@ -179,14 +192,14 @@ def _fields(study: Study, pinned: Set[str]) -> dict[str, Sequence[Any]]:
 
 
 def _least(study: Study) -> int:
-    """The fewest samples that a pass of the study's model can have."""
+    """Returns the fewest samples that a pass of the study's model can have."""
     from trainer.memory.estimate import least_of
 
     return 1 if study.trains_itself else least_of(study.task_class()(study.config))
 
 
 def _allowed(study: Study, size: int) -> bool:
-    """Whether the study's own rules take such a micro-batch, in all that it searches."""
+    """Returns whether the study's own rules accept this micro-batch with all values that it searches."""
     try:
         study.configure({**study.overrides, MICRO_BATCH: size})
     except HpoError:
@@ -202,7 +215,7 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def describe(found: Plan) -> str:
-    """The configurations that fit with what each part takes, how to run them, and what the estimate leaves out."""
+    """Returns the fitting configurations with the memory of each part, how to run them, and what the estimate omits."""
     parts = list(found.rows[0].needs.parts)
     power, unit = (30, "GiB") if found.rows[0].needs.peak >= 2**30 else (20, "MiB")
     head = ["", *(path.rpartition(".")[2] for path in found.rows[0].overrides), "accumulation", f"peak {unit}", *parts]
@@ -212,7 +225,9 @@ def describe(found: Plan) -> str:
         table.append([str(n), *map(str, row.overrides.values()), str(row.accumulation), *sizes])
     lines = [f"{found.study}: what fits {_gib(found.memory)}, with a tenth left free", *aligned(table)]
     for n, row in enumerate(found.rows, 1):
-        lines.append(f"{n}:  " + " ".join(f"-o {path}={value}" for path, value in row.overrides.items()))
+        lines.append(
+            f"{n}:  " + " ".join(option("overrides", f"{path}={value}") for path, value in row.overrides.items())
+        )
     lines.append(
         f"{_searched(found)} Estimated is all that is alive in a step of the optimizer on the largest micro-batch that "
         "may come. Not seen are CUDA itself, the work space of kernels, and the allocator's rounding and gaps: for "
@@ -222,7 +237,7 @@ def describe(found: Plan) -> str:
 
 
 def _searched(found: Plan) -> str:
-    """What was tried, and why there are so many rows."""
+    """Returns a sentence about the values that were tried, and on why there are several rows or one."""
     tried = "; ".join(f"{path} {', '.join(map(str, values))}" for path, values in found.fields.items())
     if not found.fields:
         return "Everything that may change is set, so this is all there is to estimate."

@@ -1,4 +1,4 @@
-"""`hpo schedule`: shows the learning rates that a study's configuration gives to its steps."""
+"""Implements `hpo schedule`, which shows the learning rates of a study's configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH, ROWS = 72, 11
 
 @dataclass(frozen=True)
 class Curve:
-    """`rates[s]` is the learning rate of update s; `settings` names what it was made of, `notes` what else to know."""
+    """A schedule: `rates[s]` is the learning rate of update s; `settings` names its settings, `notes` holds remarks."""
 
     settings: str
     rates: list[float]
@@ -30,8 +30,9 @@ class Curve:
     notes: Sequence[str] = ()
 
 
-def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | None = None) -> Curve:
-    """The curve of the study's own configuration under `overrides`; its epoch as long as its data make it."""
+def curve(reference: str, overrides: Mapping[str, object], steps_per_epoch: int | None = None) -> Curve:
+    """Returns the schedule of a study's configuration under `overrides`; by default the data determine an epoch's
+    length."""
     from trainer.config import TrainConfig
     from trainer.optim import build as optim
     from trainer.optim.schedule import never_warm, scaled_lr, schedule
@@ -52,17 +53,20 @@ def curve(reference: str, overrides: Mapping[str, Any], steps_per_epoch: int | N
     with own_code():
         lr_at = schedule(train.schedule, lr, total, epochs)
         rates = [lr_at(step) * task.lr_scale(step / total) for step in range(total)]
-    given = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
-    settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in given.items())])
+    changed = train.schedule.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+    settings = " ".join([train.schedule.name, *(f"{field}={value}" for field, value in changed.items())])
     notes = filter(None, [never_warm(train.schedule, total, epochs)])
     if train.schedule.name == "plateau":
-        own = train.schedule.plateau
-        notes = [*notes, f"falls to {own.factor:g} of itself at each plateau of {own.monitor}, which only a run knows"]
+        plateau = train.schedule.plateau
+        notes = [
+            *notes,
+            f"falls to {plateau.factor:g} of itself at each plateau of {plateau.monitor}, which only a run knows",
+        ]
     return Curve(f"{study.name}: {settings}", rates, epochs, [*notes])
 
 
 def describe(found: Curve) -> str:
-    """The curve as text: its settings, a line of bars, and some of its steps."""
+    """Returns the schedule as text: its settings, a line of bars, and some of its steps."""
     rates, last = found.rates, len(found.rates) - 1
     width, top = min(WIDTH, len(rates)), max(rates) or 1.0
     line = (rates[round(i * last / max(width - 1, 1))] for i in range(width))
@@ -70,12 +74,12 @@ def describe(found: Curve) -> str:
     rows = [f"{step:>8}  {found.epochs.epoch(step):>8.2f}  {rates[step]:.4g}" for step in shown]
     bars = "".join(BARS[min(int(rate / top * len(BARS)), len(BARS) - 1)] for rate in line)
     later = [f", {steps} from epoch {epoch} on" for epoch, steps in found.epochs.later]
-    of = "".join([f"{counted(len(rates), 'step')} of {found.epochs.steps} an epoch", *later])
-    return "\n".join([f"{found.settings} ({of})", *found.notes, bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
+    counts = "".join([f"{counted(len(rates), 'step')} of {found.epochs.steps} an epoch", *later])
+    return "\n".join([f"{found.settings} ({counts})", *found.notes, bars, f"{'step':>8}  {'epoch':>8}  lr", *rows])
 
 
 def draw(found: Curve, path: Path) -> None:
-    """Write a picture of the curve."""
+    """Writes a picture of the schedule."""
     from trainer.diagnose import figures
 
     title = "\n".join([found.settings, *(line for note in found.notes for line in textwrap.wrap(note, 80))])

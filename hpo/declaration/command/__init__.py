@@ -1,1 +1,1 @@
-"""A command that is a study: its YAML file, the program that runs it, what passes between the two."""
+"""Makes studies of commands: the YAML file, the program that it runs, and the exchange between platform and program."""

@@ -1,11 +1,12 @@
-"""Runs a program on behalf of a worker and leaves nothing of it behind, whoever dies. Standard library alone.
+"""Runs a program for a worker and leaves none of its processes behind, whichever process dies. Uses only the standard
+library.
 
     python -I -S guard.py CONTROL PROGRAM [ARGUMENT...]
 
 The worker holds the other end of the pipe CONTROL. `t` asks the program's process group to end (SIGTERM), `k` kills all
-that the program has started; so does the end of the pipe, which is the worker's own. Processes that leave the program's
-group, or outlive it, are found all the same on Linux: this process is their subreaper, so the kernel makes them its
-children once their parent has ended. It ends as the program has: by its exit code, or by its signal.
+that the program has started; so does the end of the pipe, which only the worker holds. On Linux this also reaches
+processes that leave the program's group or outlive it: this process is their subreaper, so the kernel makes them its
+children once their parent has ended. It ends like the program: with its exit code, or by its signal.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import signal
 import sys
 import time
 
-NOT_STARTED, NOT_EXECUTABLE = 127, 126  # the exit codes where a program is missing, or may not run, as a shell has it
+NOT_STARTED, NOT_EXECUTABLE = 127, 126  # the exit codes for a missing program and one that may not run, as in a shell
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LINUX = sys.platform == "linux"
 
@@ -29,17 +30,17 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _start(arguments: list[str]) -> int:
-    """The pid of the program, in a process group of its own that dies with this process."""
-    own = os.getpid()
+    """Starts the program in its own process group, which dies with this process; returns its pid."""
+    parent = os.getpid()
     sys.stdout.flush()
     if (pid := os.fork()) != 0:
-        with contextlib.suppress(OSError):  # it may have done so, and begun, by now
+        with contextlib.suppress(OSError):  # the child may have done so, and started the program, by now
             os.setpgid(pid, pid)
         return pid
     try:
         os.setpgid(0, 0)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != own:
+        if os.getppid() != parent:
             os._exit(NOT_STARTED)
         for number in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -53,46 +54,46 @@ def _start(arguments: list[str]) -> int:
 
 
 def _children() -> list[int]:
-    """The pids of this process's children."""
-    found = []
+    """Returns the pids of this process's children."""
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc") if _LINUX else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def _reap() -> dict[int, int]:
-    """Pid -> status of the children that have ended since the last look; a status of -1 for pid 0: there are none."""
-    ended = {}
+    """Returns pid -> status of the children that ended since the last call; status -1 for pid 0 if none is left."""
+    exit_codes = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return ended | {0: -1}
+            return exit_codes | {0: -1}
         if pid == 0:
-            return ended
-        ended[pid] = status
+            return exit_codes
+        exit_codes[pid] = status
 
 
 def _kill_all(group: int) -> dict[int, int]:
-    """Kill the program's group and every descendant; what has ended."""
-    ended: dict[int, int] = {}
-    while 0 not in ended:
+    """Kills the program's group and every descendant; returns pid -> status of the ended ones."""
+    exit_codes: dict[int, int] = {}
+    while 0 not in exit_codes:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
         for pid in _children():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        ended |= _reap()
+        exit_codes |= _reap()
         time.sleep(0.002)
-    return ended
+    return exit_codes
 
 
 def _watch(control: int, woken: int, program: int) -> int:
-    """Obey the worker until the program has ended; its status."""
-    ended: dict[int, int] = {}
-    while program not in ended:
+    """Follows the worker's requests until the program has ended; returns its status."""
+    exit_codes: dict[int, int] = {}
+    while program not in exit_codes:
         ready, _, _ = select.select([control, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
@@ -103,8 +104,8 @@ def _watch(control: int, woken: int, program: int) -> int:
                     os.killpg(program, signal.SIGTERM)
             else:
                 break
-        ended |= _reap()
-    return (ended | _kill_all(program))[program]
+        exit_codes |= _reap()
+    return (exit_codes | _kill_all(program))[program]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A program that runs: started, asked to end, ended with all that it has started, its output in a file."""
+"""Runs a program: starts it, asks it to end, ends it with all its processes, and keeps its output in a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 from trainer.quote import shortened
 from trainer.redaction import redacted
 
-_TAIL = 1 << 13  # bytes at the end of the output, from which an error quotes
+_TAIL = 1 << 13  # bytes at the end of the output that an error quotes from
 _LINES = 4
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -28,8 +28,8 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 class Program:
     """Runs `arguments` in `directory`, with `environ`, while the block lasts; its output is appended to `output`.
 
-    A guard starts it (guard.py), so that it ends when this process does, and nothing that it has started outlives the
-    block. Raises ConfigError where it cannot be started.
+    A guard starts it (guard.py), so that it ends when this process does, and no process that it has started outlives
+    the block. Raises ConfigError if it cannot be started.
     """
 
     def __init__(self, arguments: Sequence[str], directory: Path, environ: Mapping[str, str], output: Path) -> None:
@@ -61,27 +61,27 @@ class Program:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._control)  # whereupon the guard kills what is left
+        os.close(self._control)  # the guard then kills what is left
         with suppress(KeyboardInterrupt):
             self._process.wait()
         if self._process.returncode < 0:  # the guard may have been killed itself
             self._kill_session()
 
     def code(self) -> int | None:
-        """Its exit code, once it has ended; of a signal the negative number, also where a shell says 128 more."""
+        """Returns its exit code, once it has ended; minus the number of a signal, even if a shell reports 128 more."""
         code = self._process.poll()
         return code if code is None or not 128 < code < 128 + signal.NSIG else 128 - code
 
     def ask_to_end(self) -> None:
-        """SIGTERM, to its process group."""
+        """Sends SIGTERM to its process group."""
         self._say(b"t")
 
     def kill(self) -> None:
-        """SIGKILL, to all that it has started."""
+        """Sends SIGKILL to all processes that it has started."""
         self._say(b"k")
 
     def last_words(self) -> tuple[str, str]:
-        """The end of its output: the last lines in one, and the traceback that stands there, if it is of Python."""
+        """Returns the end of its output: the last lines joined, and the final Python traceback, if there is one."""
         with self._output.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
             text = redacted(file.read().decode(errors="replace").replace("\r", "\n"))
@@ -101,11 +101,12 @@ class Program:
 
 
 def from_outside(code: int) -> bool:
-    """Whether others have ended the program: somebody, or the kernel for want of memory."""
+    """Returns whether the program was ended from outside: by a person, or by the kernel for lack of memory."""
     return -code in _FROM_OUTSIDE
 
 
-# What an exit code or a signal means wherever a program does not say otherwise; of 128 more than a signal, see `code`.
+# The usual meaning of an exit code or a signal, unless a program documents another; `code` explains 128 more than a
+# signal.
 _MEANINGS = {
     2: "wrong arguments, or a file that is missing, to most programs",
     126: "found, but not executable",
@@ -121,7 +122,7 @@ _MEANINGS = {
 
 
 def ending(code: int) -> str:
-    """`ended with exit code 1`, or `ended by SIGSEGV (a fault in native code)`."""
+    """Returns `ended with exit code 1`, or `ended by SIGSEGV (a fault in native code)`."""
     meaning = f" ({_MEANINGS[code]})" if code in _MEANINGS else ""
     if code >= 0:
         return f"ended with exit code {code}{meaning}"

@@ -1,18 +1,18 @@
-"""What a running program says: JSON lines in a file, or lines of its output that patterns know."""
+"""Reads the reports that a running program writes as JSON lines into a file."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainerError
 from trainer.quote import quoted
 
-POSITIONS = ("epoch", "step")  # the patterns that say where a report stands
+POSITIONS = ("epoch", "step")  # the patterns that locate a report
 _KEYS = ("metrics", *POSITIONS, "checkpoint", "tags", "id")
 _LONGEST = 1 << 20  # bytes of a line
 _FORM = '{"epoch": 1, "metrics": {"val/loss": 0.5}}'
@@ -34,14 +34,15 @@ class Said:
 
 @dataclass
 class Lines:
-    """The whole lines of a file that grows, each once."""
+    """Yields the whole lines of a growing file, each once."""
 
     path: Path
     _rest: bytes = b""
     _at: int = 0
 
     def new(self, *, ended: bool = False) -> Iterator[bytes]:
-        """Lines that have been added, without their ends; with `ended` what follows the last one too."""
+        """Yields the lines added since the last call, without their ends; with `ended` also what follows the last
+        one."""
         with self.path.open("rb") as file:
             file.seek(self._at)
             while data := file.read(_LONGEST):
@@ -55,25 +56,28 @@ class Lines:
 
     @property
     def half(self) -> bytes:
-        """What follows the last whole line."""
+        """Returns what follows the last whole line."""
         return self._rest
 
 
 @dataclass
 class Reports:
-    """Reports as JSON lines in a file."""
+    """Reads reports as JSON lines from a file."""
 
     lines: Lines
     count: int = 0
-    answered = True  # whether the program can be told to stop by an answer
+    answered = True  # whether an answer can tell the program to stop
 
-    def new(self, *, ended: bool = False) -> Iterator[Said]:
-        """Raises TrainerError, with the line, for one that is no report."""
+    def new(self, code: int | None = None) -> Iterator[Said]:
+        """Yields the reports since the last call; `code` is the program's exit code once it has ended.
+
+        Raises TrainerError, with the line, for one that is not a report.
+        """
         for line in self.lines.new():
             if line.strip():
                 self.count += 1
                 yield self._read(line)
-        if ended and self.lines.half.strip():
+        if code == 0 and self.lines.half.strip():
             raise TrainerError(
                 f"report {self.count + 1}, {quoted(self._text(self.lines.half))}, is half a line: end it by a newline."
             )
@@ -83,9 +87,9 @@ class Reports:
         try:
             report = json.loads(line)
         except ValueError as error:
-            raise TrainerError(f"{where} is no JSON: write lines such as {_FORM}.") from error
+            raise TrainerError(f"{where} is not JSON: write lines such as {_FORM}.") from error
         if not isinstance(report, dict):
-            raise TrainerError(f"{where} is no JSON object: write lines such as {_FORM}.")
+            raise TrainerError(f"{where} is not a JSON object: write lines such as {_FORM}.")
         if unknown := [key for key in report if key not in _KEYS]:
             raise TrainerError(f"{where} has {unknown[0]!r}, which is none of {', '.join(_KEYS)}: write {_FORM}.")
         for key in POSITIONS:
@@ -100,51 +104,3 @@ class Reports:
     @staticmethod
     def _text(line: bytes) -> str:
         return line.decode(errors="replace")
-
-
-@dataclass
-class Output:
-    """Reports that patterns find in a program's output: one for each metric, and for epoch or step.
-
-    A report is made once every metric has been found; it stands at the epoch or step that was found last, or, where no
-    pattern knows that, at the next epoch.
-    """
-
-    lines: Lines
-    patterns: Mapping[str, re.Pattern[str]]
-    epoch: int  # the last one before the program began
-    answered = False
-    _found: dict[str, float] = field(default_factory=dict[str, float])
-
-    def new(self, *, ended: bool = False) -> Iterator[Said]:
-        """Raises TrainerError where a pattern has found what is no number."""
-        for line in self.lines.new(ended=ended):
-            text = line.decode(errors="replace")
-            for name, pattern in self.patterns.items():
-                if match := pattern.search(text):
-                    self._found[name] = self._number(name, match[1], text)
-            if all(name in self._found for name in self.patterns):
-                yield self._report()
-
-    def _report(self) -> Said:
-        metrics = {name: value for name, value in self._found.items() if name not in POSITIONS}
-        places: dict[str, Any] = {name: self._whole(name) for name in POSITIONS if name in self._found}
-        self._found = {name: value for name, value in self._found.items() if name in POSITIONS}
-        if not places:
-            self.epoch += 1
-            places = {"epoch": self.epoch}
-        return Said(metrics, **places)
-
-    def _whole(self, name: str) -> int:
-        if not (value := self._found[name]).is_integer():
-            raise TrainerError(f"output.{name} has found {value:g}, which is no whole number: narrow its group.")
-        return int(value)
-
-    @staticmethod
-    def _number(name: str, text: str, line: str) -> float:
-        try:
-            return float(text.replace(",", ""))
-        except ValueError as error:
-            raise TrainerError(
-                f"output.{name} has found {quoted(text)} in {quoted(line)}, which is no number: narrow its group."
-            ) from error

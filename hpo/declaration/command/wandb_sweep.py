@@ -1,4 +1,4 @@
-"""Reads a sweep file of Weights & Biases as a command's file, key by key: what means the same here, and nothing else.
+"""Converts a sweep file of Weights & Biases to a command's file, key by key, if the keys mean the same here.
 
 Keys and their meanings: https://docs.wandb.ai/guides/sweeps/sweep-config-keys.
 """
@@ -15,9 +15,9 @@ from hpo.text import near
 from trainer.quote import quoted
 
 _SAMPLERS = {"grid": "grid", "random": "random", "bayes": "gp"}  # bayes: a Gaussian process
-_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]  # where a file has none
+_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]  # for a file without one
 _MACROS = {"${env}": "/usr/bin/env", "${interpreter}": "python"}
-_OF_SERVICE = ("project", "entity", "description")  # where W&B shows it: nothing of the search
+_OF_SERVICE = ("project", "entity", "description")  # only affects W&B's pages, not the search
 _REFUSED = {
     "run_cap": "give `hpo run --trials {value}` instead",
     "controller": "leave it out, since the driver here decides",
@@ -29,58 +29,61 @@ _REFUSED = {
 _DISTRIBUTIONS = ("constant", "categorical", "int_uniform", "uniform", "q_uniform", "log_uniform", "log_uniform_values")
 
 
-def is_sweep(document: Mapping[str, Any]) -> bool:
-    """Whether a file is a sweep's: its keys are `method` and `parameters`."""
+def is_sweep(document: Mapping[str, object]) -> bool:
+    """Returns whether a file is a W&B sweep: its keys include `method` and `parameters`."""
     return "method" in document and "parameters" in document
 
 
 def converted(sweep: Mapping[str, Any]) -> dict[str, Any]:
-    """The same study with the keys of a command's file. A sweep file may also hold keys of such a file that it lacks
-    itself, such as `output`. Raises StudyError, which names the key, for what has no equal here."""
-    given = {key: value for key, value in sweep.items() if key not in _OF_SERVICE}
+    """Returns the same study with the keys of a command's file.
+
+    A sweep file may also hold keys of a command's file that a sweep lacks, such as `output`. Raises StudyError, naming
+    the key, for a setting without an equivalent here.
+    """
+    keys = {key: value for key, value in sweep.items() if key not in _OF_SERVICE}
     for key, fix in _REFUSED.items():
-        if key in given:
+        if key in keys:
             raise StudyError(
-                f"{key}={quoted(given[key])} of a W&B sweep is not known here: {fix.format(value=given[key])}."
+                f"{key}={quoted(keys[key])} of a W&B sweep is not known here: {fix.format(value=keys[key])}."
             )
-    method = given.pop("method")
+    method = keys.pop("method")
     if method not in _SAMPLERS:
         raise StudyError(
             f"method={quoted(method)} is none of {', '.join(_SAMPLERS)}{near(str(method), _SAMPLERS) or '.'}"
         )
     space: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    parameters = _mapping("parameters", given.pop("parameters"))
-    for name, one in parameters.items():
+    parameters = _mapping("parameters", keys.pop("parameters"))
+    for name, parameter in parameters.items():
         where = f"parameters.{name}"
-        one = _mapping(where, one)
-        if "value" in one or one.get("distribution") == "constant":
-            _only(where, one, "value", "distribution")
-            constants[name] = one.get("value")
+        parameter = _mapping(where, parameter)
+        if "value" in parameter or parameter.get("distribution") == "constant":
+            _only(where, parameter, "value", "distribution")
+            constants[name] = parameter.get("value")
         else:
-            space[name] = _dimension(where, one)
-    made = {"sampler": _SAMPLERS[method], "space": space, "constants": constants}
-    made |= {"command": _command(given.pop("command", _COMMAND), given.pop("program", None))}
-    made |= _metric(given.pop("metric", None)) | {"strategy": _strategy(given.pop("early_terminate", None))}
-    if clash := [key for key in made if key in given]:
+            space[name] = _dimension(where, parameter)
+    converted_keys = {"sampler": _SAMPLERS[method], "space": space, "constants": constants}
+    converted_keys |= {"command": _command(keys.pop("command", _COMMAND), keys.pop("program", None))}
+    converted_keys |= _metric(keys.pop("metric", None)) | {"strategy": _strategy(keys.pop("early_terminate", None))}
+    if clash := [key for key in converted_keys if key in keys]:
         raise StudyError(f"{clash[0]} stands in a W&B sweep, which says that by its own keys: leave it out.")
-    return given | made
+    return keys | converted_keys
 
 
-def _mapping(where: str, given: Any) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise StudyError(f"{where}={quoted(given)} must be a mapping, as W&B has it.")
-    return given
+def _mapping(where: str, keys: object) -> Mapping[str, Any]:
+    if not isinstance(keys, Mapping):
+        raise StudyError(f"{where}={quoted(keys)} must be a mapping, as W&B has it.")
+    return keys
 
 
-def _only(where: str, given: Mapping[str, Any], *known: str) -> None:
+def _only(where: str, given: Mapping[str, object], *known: str) -> None:
     if unknown := [key for key in given if key not in known]:
         raise StudyError(
             f"{where}.{unknown[0]}={quoted(given[unknown[0]])} has no equal here: take {', '.join(known)}."
         )
 
 
-def _command(given: Any, program: Any) -> list[str]:
+def _command(given: object, program: object) -> list[str]:
     words: list[str] = []
     for word in [given] if isinstance(given, str) else given if isinstance(given, list) else [None]:
         if word == "${program}":
@@ -97,18 +100,18 @@ def _command(given: Any, program: Any) -> list[str]:
     return words
 
 
-def _metric(given: Any) -> dict[str, str]:
-    if given is None:
+def _metric(fields: object) -> dict[str, str]:
+    if fields is None:
         raise StudyError("metric is missing: write metric: {name: val/loss, goal: minimize}.")
-    given = _mapping("metric", given)
-    _only("metric", given, "name", "goal")
-    goal = given.get("goal", "minimize")
+    fields = _mapping("metric", fields)
+    _only("metric", fields, "name", "goal")
+    goal = fields.get("goal", "minimize")
     if goal not in ("minimize", "maximize"):
         raise StudyError(f"metric.goal={quoted(goal)} must be minimize or maximize.")
-    return {goal: given.get("name", "")}
+    return {goal: fields.get("name", "")}
 
 
-def _dimension(where: str, one: Mapping[str, Any]) -> dict[str, Any]:
+def _dimension(where: str, one: Mapping[str, object]) -> dict[str, Any]:
     if "values" in one:
         _only(where, one, "values", "distribution")
         return {"type": "choice", "options": one["values"]}
@@ -126,37 +129,37 @@ def _dimension(where: str, one: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "float", "low": low, "high": high} | ({"log": True} if kind != "uniform" else {})
 
 
-def _default(one: Mapping[str, Any]) -> str:
-    """W&B's distribution where none is named: of whole numbers where both bounds are."""
+def _default(one: Mapping[str, object]) -> str:
+    """Returns W&B's default distribution: integers if both bounds are integers."""
     bounds = [one.get("min"), one.get("max")]
     return "int_uniform" if all(isinstance(bound, int) for bound in bounds) else "uniform"
 
 
-def _number(where: str, value: Any) -> float:
+def _number(where: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 700:
         raise StudyError(f"{where}={quoted(value)} must be an exponent of e, from -700 to 700.")
     return float(value)
 
 
-def _strategy(given: Any) -> Any:
-    """Hyperband that stops trials: its rungs are ASHA's, a trial going on among the best 1/eta at each."""
-    if given is None:
+def _strategy(fields: object) -> Any:
+    """Returns the strategy of a Hyperband that stops trials, with ASHA's rungs: the best 1/eta go on at each."""
+    if fields is None:
         return "none"
-    given = _mapping("early_terminate", given)
-    if given.get("type") != "hyperband":
-        raise StudyError(f"early_terminate.type={quoted(given.get('type'))} has no equal here: take hyperband.")
-    _only("early_terminate", given, "type", "min_iter", "eta", "max_iter", "s")
-    eta, least = given.get("eta", 3), given.get("min_iter")
+    fields = _mapping("early_terminate", fields)
+    if fields.get("type") != "hyperband":
+        raise StudyError(f"early_terminate.type={quoted(fields.get('type'))} has no equal here: take hyperband.")
+    _only("early_terminate", fields, "type", "min_iter", "eta", "max_iter", "s")
+    eta, least = fields.get("eta", 3), fields.get("min_iter")
     if least is None:
-        top, s = given.get("max_iter"), given.get("s", 1)
-        if not all(isinstance(one, int) and one > 0 for one in (top, s, eta)) or top % eta**s:
+        top, s = fields.get("max_iter"), fields.get("s", 1)
+        if not all(isinstance(number, int) and number > 0 for number in (top, s, eta)) or top % eta**s:
             raise StudyError(
                 f"early_terminate: max_iter={top!r}, s={s!r} and eta={eta!r} give no whole first rung, "
                 "max_iter / eta ** s: give min_iter."
             )
         return {"name": "asha", "min_epochs": top // eta**s, "eta": eta, "max_epochs": top}
-    if clash := [key for key in ("max_iter", "s") if key in given]:
+    if clash := [key for key in ("max_iter", "s") if key in fields]:
         raise StudyError(
-            f"early_terminate.{clash[0]}={given[clash[0]]!r} stands beside min_iter: leave one of them out."
+            f"early_terminate.{clash[0]}={fields[clash[0]]!r} stands beside min_iter: leave one of them out."
         )
     return {"name": "asha", "min_epochs": least, "eta": eta}

@@ -1,4 +1,4 @@
-"""Alembic migrations of the ledger, run inside the caller's transaction."""
+"""Runs Alembic migrations of the ledger inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 
 
 def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Bring the database behind `connection` to `revision`, in its open transaction."""
+    """Migrates the database behind `connection` to `revision`, in its open transaction."""
     from alembic import command
     from alembic.config import Config
 

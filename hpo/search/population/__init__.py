@@ -1,1 +1,1 @@
-"""Population strategies: trials come in generations that start from each other's checkpoints."""
+"""Holds the population strategies, whose trials form generations that start from each other's checkpoints."""

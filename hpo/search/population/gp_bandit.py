@@ -1,8 +1,8 @@
-"""A Gaussian process whose function drifts with time, and the point of its highest upper confidence bound (Bogunovic
+"""Fits a Gaussian process whose function drifts with time, and finds its highest upper confidence bound (Bogunovic
 et al. 2016, "Time-Varying Gaussian Process Bandit Optimization"; Parker-Holder et al. 2020, "Provably Efficient Online
 Hyperparameter Optimization with Population-Based Bandits", section 4).
 
-Points lie in the unit cube, times count generations, values are standardised. All in float64.
+Points lie in the unit cube, times count generations, and values are standardised. All arrays are float64.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
 Array = NDArray[np.float64]
-Function = Callable[[Array], Array]  # of points `[m, d]`; values `[m]`
+Function = Callable[[Array], Array]  # points `[m, d]` -> values `[m]`
 Bounds = Sequence[tuple[float, float]]
 
-C1, C2 = 0.2, 0.4  # of the bound's width
+C1, C2 = 0.2, 0.4  # constants of the bound's width
 CANDIDATES = 1000
-# Of variance, lengthscale, omega and noise: where the search for them may go, and where it begins.
+# Bounds and starting points of the search for variance, lengthscale, omega and noise.
 _BOUNDS = [(0.05, 20.0), (0.05, 5.0), (1e-4, 0.9), (1e-4, 1.0)]
 _STARTS = [(1.0, 0.3, 0.05, 0.1), (1.0, 1.0, 0.3, 0.1)]
-_HALVINGS = 6  # of a step
-_ALIKE = 9  # digits after the point to which two values are the same
+_HALVINGS = 6  # how often a step is halved
+_ALIKE = 9  # decimal places to which values are compared
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """k((x, t), (y, s)) = variance exp(-|x - y|^2 / (2 lengthscale^2)) (1 - omega)^(|t - s| / 2)."""
+    """The kernel k((x, t), (y, s)) = variance exp(-|x - y|^2 / (2 lengthscale^2)) (1 - omega)^(|t - s| / 2)."""
 
     variance: float = 1.0
     lengthscale: float = 1.0
     omega: float = 0.0
 
     def __call__(self, x: Array, t: Array, y: Array, s: Array) -> Array:
-        """`x: [n, d]` at times `t: [n]`, `y: [m, d]` at `s: [m]`; `[n, m]`."""
+        """Returns `[n, m]`, the kernel between `x: [n, d]` at times `t: [n]` and `y: [m, d]` at times `s: [m]`."""
         near = np.exp(-0.5 * cdist(x, y, "sqeuclidean") / self.lengthscale**2)
         return self.variance * near * (1.0 - self.omega) ** (np.abs(t[:, None] - s[None, :]) / 2)
 
 
 class Process:
-    """The posterior given values `y: [n]` at points `x: [n, d]` and times `t: [n]`, n from 0."""
+    """The posterior given values `y: [n]` at points `x: [n, d]` and times `t: [n]`; n may be 0."""
 
     def __init__(self, x: Array, t: Array, y: Array, kernel: Kernel, noise: float) -> None:
         self.x, self.t, self.kernel, self.noise = x, t, kernel, noise
@@ -55,7 +55,7 @@ class Process:
         self._weights = cho_solve(self._factor, y) if self._factor else y
 
     def at(self, x: Array, t: float) -> tuple[Array, Array]:
-        """Mean and standard deviation at `x: [m, d]` and time `t`: `[m]` each."""
+        """Returns mean and standard deviation, `[m]` each, at `x: [m, d]` and time `t`."""
         if self._factor is None:
             return np.zeros(len(x)), np.full(len(x), math.sqrt(self.kernel.variance))
         cross = self.kernel(self.x, self.t, x, np.full(len(x), t))
@@ -63,8 +63,8 @@ class Process:
         return cross.T @ self._weights, np.sqrt(np.maximum(self.kernel.variance - explained, 1e-12))
 
     def and_pending(self, x: Array, t: float) -> Process:
-        """The process that knows that values at `x: [m, d]` and time `t` are to come, and not which: its deviation is
-        smaller there (Desautels et al. 2014)."""
+        """Returns the process given that values at `x: [m, d]` and time `t` are pending: its deviation is smaller there
+        (Desautels et al. 2014)."""
         points, times = np.concatenate([self.x, x]), np.concatenate([self.t, np.full(len(x), t)])
         return Process(points, times, np.zeros(len(points)), self.kernel, self.noise)
 
@@ -73,9 +73,9 @@ def by_comparisons(function: Function, start: Array, bounds: Bounds, step: float
     """Returns the lowest point that compass search reaches from `start: [d]`, and the value there (Kolda, Lewis and
     Torczon 2003, "Optimization by Direct Search", SIAM Review 45:3).
 
-    It goes to the best of the points one step away along each axis, and halves the step where none is better. All of
-    them lie on a lattice around `start` and values are only compared, so that their last bits, which differ between
-    processors, do not move the result.
+    The search moves to the best point one step away along an axis, and halves the step if none is better. All points
+    lie on a lattice around `start`, and values are only compared, so their last bits, which differ between processors,
+    do not change the result.
     """
     low, high = np.array(bounds).T
     axes = np.concatenate([np.eye(len(start)), -np.eye(len(start))])
@@ -83,25 +83,25 @@ def by_comparisons(function: Function, start: Array, bounds: Bounds, step: float
     while step >= least:
         around = np.clip(lowest + step * axes, low, high)
         values = function(around)
-        place = int(np.argmin(values.round(_ALIKE)))
-        if values[place] < value - 10.0**-_ALIKE:
-            lowest, value = around[place], float(values[place])
+        lowest_index = int(np.argmin(values.round(_ALIKE)))
+        if values[lowest_index] < value - 10.0**-_ALIKE:
+            lowest, value = around[lowest_index], float(values[lowest_index])
         else:
             step /= 2
     return lowest, value
 
 
 def by_gradients(function: Function, start: Array, bounds: Bounds, step: float) -> tuple[Array, float]:
-    """Returns the lowest point that L-BFGS-B reaches from `start: [d]`, and the value there; last bits move it."""
-    result = minimize(lambda x: float(function(x[None, :])[0]), start, method="L-BFGS-B", bounds=bounds)
-    return result.x, float(result.fun)
+    """Returns the lowest point that L-BFGS-B reaches from `start: [d]`, and the value there; depends on last bits."""
+    optimum = minimize(lambda x: float(function(x[None, :])[0]), start, method="L-BFGS-B", bounds=bounds)
+    return optimum.x, float(optimum.fun)
 
 
 Search = Callable[[Function, Array, Bounds, float], tuple[Array, float]]
 
 
 def fit(x: Array, t: Array, y: Array, search: Search = by_comparisons) -> Process:
-    """The process of the most likely variance, lengthscale, omega and noise. `y` is standardised."""
+    """Returns the process with the most likely variance, lengthscale, omega and noise. Standardises `y`."""
     if len(y) < 2:
         return Process(x, t, np.zeros(len(y)), Kernel(), 0.1)
     y = (y - y.mean()) / (y.std() or 1.0)
@@ -122,13 +122,15 @@ def fit(x: Array, t: Array, y: Array, search: Search = by_comparisons) -> Proces
 
 
 def width(n: int) -> float:
-    """sqrt(beta) with beta = c1 + log(c2 n), of n observations; never below sqrt(c1)."""
+    """Returns sqrt(beta) with beta = c1 + log(c2 n) for n observations; never below sqrt(c1)."""
     return math.sqrt(C1 + max(0.0, math.log(C2 * max(n, 1))))
 
 
 def suggest(process: Process, pending: Array, t: float, draws: Array, search: Search = by_comparisons) -> Array:
-    """`[d]`, the point of the highest bound at time `t`, while `pending: [m, d]` are being tried: the best of `draws:
-    [n, d]`, uniform ones, and from there uphill; the first of them where nothing is known."""
+    """Returns `[d]`, the point of the highest bound at time `t` while the points `pending: [m, d]` are being tried.
+
+    The search starts at the best of the uniform `draws: [n, d]`. Returns the first draw if there are no observations.
+    """
     if not len(process.t):
         return draws[0]
     around, beta = process.and_pending(pending, t), width(len(process.t))

@@ -1,4 +1,4 @@
-"""Population based training (Jaderberg et al. 2017, "Population Based Training of Neural Networks")."""
+"""Implements population based training (Jaderberg et al. 2017, "Population Based Training of Neural Networks")."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FACTORS = (0.8, 1.2)
 
 
 class Pbt(Generations):
-    """A population whose replaced members take over a better one's checkpoint and perturb its hyperparameters.
+    """A population whose replaced members take over a better member's checkpoint and perturb its hyperparameters.
 
-    Perturbed is what is active there: a number by a factor of 0.8 or 1.2, within its range, to the nearest value it may
-    have and at least one step on; with probability `resample` it is drawn anew, from the prior where there is one. A
-    choice or a Bool, which has no neighbours, is only ever drawn anew.
+    Only active dimensions change. A number is multiplied by 0.8 or 1.2 and moved to the nearest allowed value within
+    its range, at least one step away; with probability `resample` it is drawn anew, from its prior if it has one. A
+    choice or a Bool has no neighbours, so it is only ever drawn anew.
     """
 
     name: Literal["pbt"] = "pbt"
@@ -49,35 +49,35 @@ class Perturbed(Population):
         return self._perturbed(self._whole(donor), self._paths, rng)
 
     def _perturbed(self, coordinates: dict[str, Any], paths: Sequence[str], rng: Generator) -> dict[str, Any]:
-        """The coordinates with the dimensions at `paths` changed that are active there."""
+        """Returns the coordinates after perturbing the dimensions at `paths` that are active there."""
         resample = self._strategy.resample
-        for path, (anew, place, up) in zip(paths, rng.random((len(paths), 3)).tolist(), strict=True):
+        for path, (anew, share, up) in zip(paths, rng.random((len(paths), 3)).tolist(), strict=True):
             params, dimension = self._space.decode(coordinates), self._space.dimensions[path]
             if path not in params:
                 continue
             if anew < resample:
-                coordinates[path] = dimension.guided(place)
+                coordinates[path] = dimension.guided(share)
             else:
-                there, divisor = self._space.there(path, params)
-                value = perturbed(there.set_relative(False), params[path], FACTORS[int(up < 0.5)], divisor)
-                coordinates[path] = there.at(value, divisor)
+                conditional, divisor = self._space.there(path, params)
+                value = perturbed(conditional.set_relative(False), params[path], FACTORS[int(up < 0.5)], divisor)
+                coordinates[path] = conditional.at(value, divisor)
         return coordinates
 
 
 def perturbed(dimension: Dimension, value: Any, factor: float, divisor: int = 1) -> Any:
-    """The value of the dimension that `factor` leads to from `value`; the same where it has no neighbours there."""
+    """Returns the dimension's value at `value` times `factor`; `value` itself if it has no neighbour on that side."""
     if isinstance(dimension, Float):
         onward = [value * factor]
         if dimension.step is not None:
             onward.append(value + (dimension.step if value * factor > value else -dimension.step))
-        found = (dimension.value(min(max(one, dimension.low), dimension.high)) for one in onward)
+        neighbours = (dimension.value(min(max(target, dimension.low), dimension.high)) for target in onward)
     elif isinstance(dimension, Int):
         allowed = dimension.allowed(divisor)
         above = bisect_left(allowed, value * factor)
         around = allowed[max(above - 1, 0) : above + 1]
         after = allowed.index(value) + (1 if factor > 1 else -1)
-        nearest = min(around, key=lambda one: abs(one - value * factor))
-        found = iter([nearest, allowed[min(max(after, 0), len(allowed) - 1)]])
+        nearest = min(around, key=lambda number: abs(number - value * factor))
+        neighbours = iter([nearest, allowed[min(max(after, 0), len(allowed) - 1)]])
     else:
         return value
-    return next((one for one in found if one != value), value)
+    return next((neighbour for neighbour in neighbours if neighbour != value), value)

@@ -1,1 +1,1 @@
-"""Promotion strategies: trials pause at a rung, and the best of them go on."""
+"""Promotion strategies: trials pause at a rung, and the best of them continue."""

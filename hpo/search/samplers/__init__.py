@@ -1,1 +1,1 @@
-"""Samplers: each proposes configurations for new trials."""
+"""Holds the samplers, which propose configurations for new trials."""

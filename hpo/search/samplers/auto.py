@@ -1,4 +1,4 @@
-"""The sampler that chooses one of the others."""
+"""Holds the sampler `auto`, which chooses one of the others."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import TYPE_CHECKING
 from hpo.search.samplers.base import Proposal, Sampler, TrialRecord, is_open
 from hpo.search.samplers.deduplicate import FEW as VALUES
 from hpo.search.samplers.deduplicate import is_few
-from hpo.search.samplers.registry import WARM, alone, sampler_spec
+from hpo.search.samplers.registry import Kind, bare, sampler_spec
 from hpo.space.objective import Objective
 from hpo.text import counted
 
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
-FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, is asked
-QUICK = 10  # trials: fewer end before a model has learned from any
+FEW, MANY = 500, 250  # trials up to which freeze-thaw's model, or TPE for several objectives, proposes
+QUICK = 10  # trials: a study with no more of them ends before a model has learned from any
 
 
 def plan(space: Space, trials: int | None) -> dict[str, int]:
-    """Returns what a new study's space, its budget of trials and the installation decide; it is kept with the study.
+    """Returns a new study's plan, from its space, its budget of trials and the installation; the study keeps it.
 
-    {"grid": n}   its n configurations are no more than its trials, so that each is tried
-    {"qmc": n}    its first n trials spread evenly, as no more were asked for and no priors say where to begin
-    {"tpe": 0}    from trial 0 on tpe takes the place of freeze-thaw, whose model needs PyTorch, which is not installed
+    {"grid": n}   the study has trials for each of its n configurations, so each is tried
+    {"qmc": n}    the first n trials spread evenly, as there are no more and no priors say where to begin
+    {"tpe": 0}    from trial 0 on tpe replaces freeze-thaw, whose model needs PyTorch, which is not installed
     """
     without = {} if find_spec("torch") else {"tpe": 0}
     if trials is None:
         return without
-    if is_few(space) and (size := space.grid_size(VALUES)) <= trials:
+    if is_few(space) and (size := space.grid(VALUES).size) <= trials:
         return {"grid": size}
     return without | ({"qmc": trials} if trials <= QUICK and len(space) and not space.has_priors else {})
 
 
 def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[str, int] | None = None) -> str:
-    """The sampler of a trial, a function of its number, of how many objectives there are, of whether the start is
-    warm by trials without curves, and of the study's `plan`.
+    """Returns the sampler of a trial.
+
+    It depends on the trial's number, the number of objectives, the study's `plan`, and on `warm`: whether the study was
+    warm-started from trials without curves.
 
     planned                      grid, or qmc for its first trials
     one objective                freeze-thaw, a model of curves and configurations, up to trial 500, then tpe
@@ -45,8 +47,8 @@ def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[st
     ... begun without PyTorch    tpe
     several objectives           tpe up to trial 250, then nsga2, nsga3 from four on
 
-    For several objectives as OptunaHub's AutoSampler chooses, but by trials asked instead of complete ones, and with no
-    Gaussian process. The model's asks take longer with every trial, so that it is left at last.
+    For several objectives it follows OptunaHub's AutoSampler, but counts trials asked instead of complete ones and uses
+    no Gaussian process. The freeze-thaw model is dropped late because its asks take longer with every trial.
     """
     if planned and "grid" in planned:
         return "grid"
@@ -58,7 +60,7 @@ def choice(objectives: int, number: int, warm: bool = False, planned: Mapping[st
 
 
 def rule(objectives: int, warm: bool, planned: Mapping[str, int] | None = None) -> str:
-    """The same in words, for one study, and why."""
+    """Returns the rule of `choice` for one study in words, with its reason."""
     if planned and "grid" in planned:
         return f"grid, since there are {counted(planned['grid'], 'configuration')}, and trials for each of them"
     first, then = (choice(objectives, number, warm, planned) for number in (QUICK, max(FEW, MANY)))
@@ -71,12 +73,12 @@ def rule(objectives: int, warm: bool, planned: Mapping[str, int] | None = None) 
 
 
 def without_curves(earlier: Sequence[TrialRecord]) -> bool:
-    """Whether a warm start has trials, and none with a curve: so it was of studies begun before curves were kept."""
+    """Returns whether a warm start has trials but no curves, as in studies begun before curves were kept."""
     return bool(earlier) and not any(record.curve for record in earlier)
 
 
 class Auto:
-    """Asks what `choice` says, which is told of every trial, whoever proposed it."""
+    """Asks the sampler that `choice` names; that sampler learns from every trial, whichever sampler proposed it."""
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
         self._space, self._objectives, self._seed = space, objectives, seed
@@ -88,11 +90,11 @@ class Auto:
         self._versions: Mapping[str, int] = {}
 
     def follow(self, planned: Mapping[str, int], versions: Mapping[str, int]) -> None:
-        """Chooses by a study's `plan`, and runs the chosen samplers in these versions."""
+        """Sets the study's `plan` to choose by, and the versions of the samplers."""
         self._planned, self._versions = planned, versions
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
-        """Have trials of another study in whatever model is asked."""
+        """Passes trials of another study to every sampler with a model."""
         self._earlier = records
 
     def adopt(self, record: TrialRecord) -> None:
@@ -107,8 +109,8 @@ class Auto:
 
     def ask(self, number: int) -> Proposal:
         name = choice(len(self._objectives), number, without_curves(self._earlier), self._planned)
-        place = number % self._planned["grid"] if name == "grid" else number  # what comes after is tried already
-        proposal = self._sampler(name).ask(place)
+        index = number % self._planned["grid"] if name == "grid" else number  # past its end the grid repeats
+        proposal = self._sampler(name).ask(index)
         self._records[number] = TrialRecord(
             number,
             "running",
@@ -122,12 +124,12 @@ class Auto:
         return ""
 
     def _sampler(self, name: str) -> Sampler:
-        """The sampler called so, which knows what this one does."""
+        """Returns the sampler of this name, with all trials that this one knows."""
         if self._chosen is None or name != self._name:
             spec = sampler_spec({"name": name, "points": VALUES} if name == "grid" else name)
-            earlier = self._earlier if name in WARM else ()
-            made = alone(spec, self._space, self._objectives, self._seed, earlier, versions=self._versions)
-            self._name, self._chosen = name, made
+            earlier = self._earlier if Kind.of(name).warms else ()
+            sampler = bare(spec, self._space, self._objectives, self._seed, earlier, versions=self._versions)
+            self._name, self._chosen = name, sampler
             for record in self._records.values():
                 (self._chosen.adopt if is_open(record) else self._chosen.tell)(record)
         return self._chosen

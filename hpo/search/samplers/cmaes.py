@@ -1,4 +1,4 @@
-"""CMA-ES (Hansen 2016, "The CMA Evolution Strategy: A Tutorial"), of the package `cmaes`."""
+"""Runs CMA-ES (Hansen 2016, "The CMA Evolution Strategy: A Tutorial") from the package `cmaes`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hpo.space.objective import Objective
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
-_GENERATION = "cmaes:generation"  # of a trial: the updates of the distribution before it was drawn
-_SIGMA = 1 / 6  # of the unit cube's edge: three of them reach from its middle to its sides
-_FEW = 10  # fewer trials of another origin give no distribution to start from
+_GENERATION = "cmaes:generation"  # trial attribute: how often the distribution was updated before the draw
+_SIGMA = 1 / 6  # of the unit cube's edge: three sigmas reach from its middle to its sides
+_FEW = 10  # fewer trials from other sources give no distribution to start from
 
 
 class Cmaes:
     """A normal distribution over the unit cube of the numeric dimensions; choices are drawn at random.
 
-    A generation is 4 + floor(3 ln d) trials of one distribution, the first of them by number that have ended; the
-    distribution is made again from all generations' ends, never stored. What comes later than its generation is left
-    out, as are trials that lack coordinates.
+    A generation is the first 4 + floor(3 ln d) trials by number, drawn from one distribution, that have ended. The
+    distribution is rebuilt from all generations and never stored. Trials that end after their generation is full are
+    ignored, and so are trials that lack coordinates. Trials enter by state or source:
 
-    complete           by their value
-    pruned, paused     by the last value of their curve
-    infeasible         behind all others; so is one that was stopped on a value that is not finite
+    complete           with their value
+    pruned, paused     with the last value of their curve
+    infeasible         behind all others; so does a trial stopped on a value that is not finite
     failed             not at all
-    of other origin    they give the start: ten or more the distribution of their best tenth (Nomura et al. 2021, "Warm
-                       Starting CMA-ES"), fewer the best of them, none the middle of the cube, or the
-                       priors that dimensions have
+    other sources      they set the start: ten or more trials give the distribution of their best tenth (Nomura et al.
+                       2021, "Warm Starting CMA-ES"), fewer give the best of them, none give the dimensions' priors or
+                       the middle of the cube
 
     Raises UserError for several objectives.
     """
@@ -49,7 +49,7 @@ class Cmaes:
         self._ended: dict[int, tuple[int | None, list[float], float]] = {}  # number -> generation, point, loss
         self._earlier: list[tuple[list[float], float]] = []
         self._optimizer: Any = None
-        self._past: tuple[Any, ...] = ()  # what the optimizer was made of
+        self._past: tuple[Any, ...] = ()  # the start and the generations that the optimizer was built from
 
     def adopt(self, record: TrialRecord) -> None:
         self._ended.pop(record.number, None)
@@ -64,12 +64,12 @@ class Cmaes:
             self._ended[record.number] = (record.trial_attrs.get(_GENERATION), self._point(record), loss)
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
-        """Start from complete trials of another study."""
+        """Starts from complete trials of another study."""
         ends = [(record, values) for record in records if (values := reached(record, 1))]
         self._earlier = [(self._point(record), self._sign * values[0]) for record, values in ends]
 
     def _point(self, record: TrialRecord) -> list[float]:
-        """Where a trial lies in the unit cube of the numeric dimensions."""
+        """Returns the trial's point in the unit cube of the numeric dimensions."""
         return [self._space.dimensions[path].to_unit(record.coordinates[path]) for path in self._numeric]
 
     def ask(self, number: int) -> Proposal:
@@ -87,23 +87,23 @@ class Cmaes:
         return ""
 
     def _made(self) -> Any:
-        """The optimizer that has been told every full generation; the one from before where it has only grown."""
-        ended = [self._ended[number] for number in sorted(self._ended)]
+        """Returns the optimizer after every full generation; extends the last one if only new generations follow."""
+        ended_records = [self._ended[number] for number in sorted(self._ended)]
         start = self._earlier + [
-            (point, loss) for generation, point, loss in ended if generation is None and math.isfinite(loss)
+            (point, loss) for generation, point, loss in ended_records if generation is None and math.isfinite(loss)
         ]
         generations: dict[int, list[tuple[list[float], float]]] = {}
-        for generation, point, loss in ended:
+        for generation, point, loss in ended_records:
             if generation is not None:
                 generations.setdefault(generation, []).append((point, loss))
         size = 4 + math.floor(3 * math.log(len(self._numeric)))
         full: list[list[tuple[list[float], float]]] = []
         while len(generations.get(len(full), ())) >= size:
             full.append(generations[len(full)][:size])
-        told = self._past[1:]
-        if not self._past or self._past[0] != start or told != tuple(full[: len(told)]):
-            self._optimizer, told = self._begun(start, size), ()
-        for solutions in full[len(told) :]:
+        applied = self._past[1:]
+        if not self._past or self._past[0] != start or applied != tuple(full[: len(applied)]):
+            self._optimizer, applied = self._begun(start, size), ()
+        for solutions in full[len(applied) :]:
             self._tell(solutions)
         self._past = (start, *full)
         return self._optimizer
@@ -113,20 +113,16 @@ class Cmaes:
 
         self._optimizer.tell([(array(point), loss) for point, loss in solutions])
 
-    def _middle(self, path: str) -> float:
-        dimension = self._space.dimensions[path]
-        return 0.5 if dimension.prior is None else dimension.to_unit(dimension.at(dimension.prior))
-
     def _begun(self, start: list[tuple[list[float], float]], size: int) -> Any:
-        """An optimizer that has been told nothing."""
+        """Returns an optimizer without any generation."""
         import cmaes
         from numpy import array
 
-        mean, sigma, cov = array([self._middle(path) for path in self._numeric]), _SIGMA, None
+        mean, sigma, cov = array([self._space.dimensions[path].centre for path in self._numeric]), _SIGMA, None
         if len(start) >= _FEW:
             mean, sigma, cov = cmaes.get_warm_start_mgd([(array(point), loss) for point, loss in start])
         elif start:
-            mean = array(min(start, key=lambda one: one[1])[0])
+            mean = array(min(start, key=lambda solution: solution[1])[0])
         bounds = array([[0.0, 1.0]] * len(self._numeric))
         seed = ask_seed(self._seed, -1) % 2**32
         tries = 10 * len(self._numeric)

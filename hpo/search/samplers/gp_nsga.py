@@ -1,4 +1,4 @@
-"""Samplers of Optuna's whose models know complete trials only: Gaussian processes and genetic algorithms."""
+"""Wraps Optuna's samplers whose models use complete trials only: Gaussian processes and genetic algorithms."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class Valued(OptunaSampler):
-    """How trials enter the model.
+    """The base of samplers whose model needs a value for each trial. Trials enter it by state:
 
-    complete     by their values
-    pruned       by the last value of their curve; with several objectives by their last values
+    complete     with their values
+    pruned       with the last value of their curve; with several objectives with their last values
     paused       like pruned
-    infeasible   by their values and how far they break a constraint; where they have no values with the worst of all
-                 others', which keeps proposals away; so is one that is complete or was stopped, but not finite
+    infeasible   with their values and their violation of the constraints; without values, with the worst values of all
+                 others, which keeps proposals away; so does a complete or stopped trial whose value is not finite
     failed       not at all
 
-    A trial that lacks coordinates, since the space has changed, does not enter.
+    A trial that lacks coordinates because the space has changed does not enter.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
@@ -42,12 +42,12 @@ class Valued(OptunaSampler):
         return super().ask(number)
 
     def _worst_of_all(self) -> tuple[float, ...] | None:
-        """The worst value of each objective among the trials that have some, where a trial is to get it."""
+        """Returns the worst value of each objective; None if no trial needs it or no trial has values."""
         if not any(is_valueless(record, len(self._directions)) for record in self._records.values()):
             return None
-        found = [values for record in self._records.values() if (values := reached(record, len(self._directions)))]
-        columns = zip(self._directions, zip(*found, strict=True), strict=True)
-        return tuple((max if way == "minimize" else min)(column) for way, column in columns) if found else None
+        rows = [values for record in self._records.values() if (values := reached(record, len(self._directions)))]
+        columns = zip(self._directions, zip(*rows, strict=True), strict=True)
+        return tuple((max if way == "minimize" else min)(column) for way, column in columns) if rows else None
 
     def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
         if record.coordinates.keys() < self._distributions.keys():
@@ -68,13 +68,13 @@ class Valued(OptunaSampler):
 class Gp(Valued):
     """A Gaussian process with log expected improvement (Ament et al. 2023); asks take longer with every trial.
 
-    Running trials count as open questions, so that proposals keep apart.
+    Running trials count as pending observations, which keeps proposals apart.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, n_startup_trials: int = 10) -> None:
         self._startup = n_startup_trials
         super().__init__(space, objectives, seed)
-        # Optuna lists the values of a dimension with steps: where they are many it gets one without.
+        # Optuna lists all values of a dimension with steps, so one with many values is passed without steps.
         self._many = {path: seen for path, seen in space.coordinates.items() if _steps(seen) > LISTED}
         for path, (_, low, high, log, _) in self._many.items():
             self._distributions[path] = distribution(("float", float(low), float(high), log, None))
@@ -94,10 +94,10 @@ def _steps(seen: Coordinate) -> float:
 
 
 class _Genetic(Valued):
-    """A generation is bred from the best of all before it, once `population_size` of the last one have ended.
+    """Breeds a generation from the best of all earlier ones, once `population_size` trials of the last have ended.
 
-    A trial's generation, and the parents of each, are kept with the proposals: when they were drawn is what counts.
-    Trials that another sampler or the user has proposed are of the first generation.
+    Proposals keep the generation and parents with which they were drawn. Trials proposed by another sampler or by the
+    user belong to the first generation.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, population_size: int = 50) -> None:
@@ -109,7 +109,7 @@ class _Genetic(Valued):
 
 
 class Nsga2(_Genetic):
-    """NSGA-II (Deb et al. 2002): by fronts of trials that no other is better than, then by crowding."""
+    """NSGA-II (Deb et al. 2002): selects by non-dominated fronts, then by crowding distance."""
 
     KEEPS = ("NSGAIISampler:",)
 
@@ -118,7 +118,7 @@ class Nsga2(_Genetic):
 
 
 class Nsga3(_Genetic):
-    """NSGA-III (Deb and Jain 2014): by fronts, then by how the trials spread over reference directions."""
+    """NSGA-III (Deb and Jain 2014): selects by non-dominated fronts, then by spread over reference directions."""
 
     KEEPS = ("NSGAIIISampler:",)
 

@@ -1,4 +1,4 @@
-"""Puts the user's configurations and draws around priors before a sampler's own proposals."""
+"""Proposes the user's configurations and draws around priors before a sampler's own proposals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class InitialTrialsSampler:
-    """The first trials are those of `queue`, parameters by path; the next `guided` ones are random, around the priors.
+    """Proposes the entries of `queue`, parameters by path, then `guided` random draws around the priors.
 
-    `random` draws these, and what an entry of the queue leaves open. A sampler with a memory learns from both; where
-    `sequence` says that proposals are the points of one, it begins behind them.
+    `random` makes these draws and fills in parameters that an entry of the queue does not set. A sampler with a memory
+    learns from both. If `sequence` is set, the sampler's proposals are the points of a sequence, and its first point
+    follows them.
     """
 
     def __init__(

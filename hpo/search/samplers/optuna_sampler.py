@@ -1,7 +1,7 @@
-"""Samplers of Optuna's, kept in step with the ledger.
+"""Keeps Optuna's samplers in step with the ledger.
 
-Optuna is a library here: an in-memory study mirrors the trials told and open, and every ask gets a fresh sampler with a
-seed of its own, so nothing of a sampler has to survive a restart.
+Optuna serves as a library: an in-memory study mirrors the trials told and open, and every ask gets a fresh sampler with
+its own seed, so no state of a sampler has to survive a restart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def distribution(coordinate: Coordinate) -> BaseDistribution:
-    """Optuna's distribution of a coordinate."""
+    """Returns Optuna's distribution for a coordinate."""
     kind, *rest = coordinate
     if kind == "float":
         low, high, log, step = rest
@@ -41,7 +41,7 @@ def distribution(coordinate: Coordinate) -> BaseDistribution:
 
 @contextmanager
 def quiet_optuna() -> Generator[None]:
-    """Keep what Optuna says about its own working from the user."""
+    """Hides Optuna's log lines and experimental warnings from the user."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -57,13 +57,13 @@ def quiet_study(
     storage: InMemoryStorage | None = None,
     name: str | None = None,
 ) -> optuna.Study:
-    """A new study in memory, without the line that Optuna logs about it."""
+    """Returns a new study in memory, without the line that Optuna logs about it."""
     with quiet_optuna():
         return optuna.create_study(directions=directions, storage=storage, study_name=name)
 
 
 class _Replay(BaseSampler):
-    """Draws what an earlier ask has drawn."""
+    """Repeats the draw of an earlier ask."""
 
     def __init__(self, coordinates: Mapping[str, Any]) -> None:
         self._coordinates = coordinates
@@ -79,10 +79,10 @@ class _Replay(BaseSampler):
 
 
 class OptunaSampler(ABC):
-    """What the samplers of Optuna's share; how trials enter their models is theirs to say.
+    """The base of Optuna's samplers; subclasses define how trials enter their models.
 
-    Optuna numbers trials as they come; they enter its study in number order, at the first ask that needs them. Of its
-    system attributes those that begin with `KEEPS` go with the proposals, and come back with the records.
+    Optuna numbers trials in the order they arrive, so they enter its study in number order, at the first ask that needs
+    them. System attributes whose names begin with `KEEPS` are kept with the proposals and return with the records.
     """
 
     KEEPS: tuple[str, ...] = ()
@@ -97,10 +97,10 @@ class OptunaSampler(ABC):
 
     @abstractmethod
     def _sampler(self, seed: int) -> BaseSampler:
-        """Optuna's sampler for one ask."""
+        """Returns Optuna's sampler for one ask."""
 
     def _enter(self, trial: optuna.Trial, record: TrialRecord) -> None:
-        """Let a running trial of Optuna's study end, if it has, as its record says."""
+        """Ends a running trial of Optuna's study according to its record, unless the record is open."""
         if not is_open(record):
             for name, violation in _constraints(record).items():
                 trial.set_constraint(name, violation)
@@ -108,10 +108,10 @@ class OptunaSampler(ABC):
 
     @abstractmethod
     def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
-        """Let a trial of Optuna's study end as its record, which is not open, says."""
+        """Ends a trial of Optuna's study according to its record, which is not open."""
 
     def _clear(self) -> None:
-        """Forget Optuna's study; the next ask fills a new one from the records."""
+        """Replaces Optuna's study by a new one, which the next ask fills from the records."""
         self._storage = InMemoryStorage()
         self._study = quiet_study(self._directions, self._storage)
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
@@ -121,7 +121,7 @@ class OptunaSampler(ABC):
         self._trials = []
 
     def warm(self, records: Sequence[TrialRecord]) -> None:
-        """Have trials of another study in the model, each with every coordinate, as if they had been tried here."""
+        """Adds trials of another study, each with every coordinate, to the model as if they had been tried here."""
         self._earlier = records
         self._clear()
 
@@ -137,20 +137,20 @@ class OptunaSampler(ABC):
             return
         known = self._attributes_of(record.number)
         if known.state.is_finished() or known.params.keys() != record.coordinates.keys():
-            self._clear()  # what has ended in Optuna's study, as a paused trial has, cannot go on there
+            self._clear()  # a trial that has ended in Optuna's study, such as a paused one, cannot continue there
             return
         if known.params != record.coordinates:
             self._move(self._trials[record.number], record.coordinates)
         self._enter(self._trials[record.number], record)
 
     def _move(self, trial: optuna.Trial, coordinates: Mapping[str, Any]) -> None:
-        """Let a running trial of Optuna's study be one that is tried elsewhere."""
+        """Changes the parameters of a running trial of Optuna's study."""
         for path, value in coordinates.items():
-            there = self._distributions[path]
-            self._storage.set_trial_param(self._id(trial), path, there.to_internal_repr(value), there)
+            kind = self._distributions[path]
+            self._storage.set_trial_param(self._id(trial), path, kind.to_internal_repr(value), kind)
 
     def _id(self, trial: optuna.Trial) -> int:
-        """By which Optuna's storage knows a trial."""
+        """Returns the id of a trial in Optuna's storage."""
         return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
 
     def _attributes_of(self, number: int) -> Any:
@@ -170,21 +170,21 @@ class OptunaSampler(ABC):
         return Proposal(coordinates, seed, trial_attrs=trial_attrs, study_attrs=study_attrs)
 
     def _coordinate(self, path: str, drawn: Any) -> Any:
-        """The coordinate that a draw of Optuna's means."""
+        """Returns the coordinate for a value that Optuna has drawn."""
         return drawn
 
     def exhausted(self, number: int) -> str:
         return ""
 
     def _catch_up(self, number: int) -> None:
-        """Have the trials before `number` in Optuna's study."""
+        """Adds all trials before `number` to Optuna's study."""
         while len(self._trials) < number:
             self._replay(self._records[len(self._trials)])
         if len(self._trials) > number:
             raise ValueError(f"trial {number} has been asked for already")
 
     def _replay(self, record: TrialRecord) -> None:
-        """Have a trial that was asked for earlier in Optuna's study."""
+        """Adds a trial that was asked for earlier to Optuna's study."""
         known = {path: self._distributions[path] for path in self._distributions if path in record.coordinates}
         trial = self._ask(_Replay(record.coordinates), known)
         for key, value in self._attributes(record).items():
@@ -199,7 +199,7 @@ class OptunaSampler(ABC):
         return self._trials[-1]
 
     def _attributes(self, record: TrialRecord) -> dict[str, Any]:
-        """Optuna's system attributes of a trial that was asked for earlier."""
+        """Returns Optuna's system attributes for a trial that was asked for earlier."""
         return self._kept(record.trial_attrs)
 
     def _study_attributes(self) -> dict[str, Any]:
@@ -210,10 +210,10 @@ class OptunaSampler(ABC):
 
 
 def _constraints(record: TrialRecord) -> dict[str, float]:
-    """The violations as Optuna has them: each trial the same names, none of them NaN."""
+    """Returns the violations in Optuna's form: by name, the same names for each trial, none of them NaN."""
     return {str(i): violation for i, violation in enumerate(record.violations)}
 
 
 def fail(study: optuna.Study, trial: optuna.Trial) -> None:
-    """Let a trial end so that no model sees it."""
+    """Ends a trial as failed, so that no model uses it."""
     study.tell(trial, state=TrialState.FAIL)

@@ -1,4 +1,4 @@
-"""Wraps a sampler whose space has rules that are not kept to by construction: what breaks one is drawn anew."""
+"""Wraps a sampler whose proposals may break rules of the space, and redraws the fields of a broken rule."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from hpo.search.samplers.deduplicate import distance
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
-DRAWS = 100  # of one ask, at most
+DRAWS = 100  # at most, per ask
 
 
 class RejectingSampler:
-    """Where a proposal of `sampler` breaks a rule, the fields of that rule, and of those that share a field with it,
-    are drawn anew, uniformly or around their priors, up to `DRAWS` times.
+    """Draws the fields of a broken rule anew, uniformly or around their priors, up to `DRAWS` times.
 
-    Of a sampler with a model the draw that keeps to the rules and lies nearest to its proposal takes its place
-    (`near`); of one without the first, which is rejection sampling. What the user has enqueued, in `queue`, is left as
-    it is. A proposal in whose place nothing was found stays: its trial ends as infeasible. All is a function of the
-    study's seed, the trial's number and the proposal.
+    Fields of rules that share a field with the broken one are drawn too. With `near`, for a sampler with a model, the
+    valid draw nearest to the proposal replaces it; otherwise the first valid draw does, which is rejection sampling.
+    Fields that the user has enqueued, in `queue`, keep their values. If no draw is valid, the proposal stays and its
+    trial ends as infeasible. The result is a function of the study's seed, the trial's number and the proposal.
     """
 
     def __init__(
@@ -40,13 +39,13 @@ class RejectingSampler:
 
     def ask(self, number: int) -> Proposal:
         proposal = self._sampler.ask(number)
-        given = self._queue[number].keys() if number < len(self._queue) else ()
-        draw, coordinates = redrawn(self._space, proposal.coordinates, self._seed, number, given, self._near)
+        enqueued = self._queue[number].keys() if number < len(self._queue) else ()
+        draw, coordinates = redrawn(self._space, proposal.coordinates, self._seed, number, enqueued, self._near)
         if not draw:
             return proposal
         proposal = replace(proposal, coordinates=coordinates, draw=draw)
-        kept = proposal.trial_attrs, proposal.study_attrs
-        self._sampler.adopt(TrialRecord(number, "running", coordinates, None, (), *kept))
+        attributes = proposal.trial_attrs, proposal.study_attrs
+        self._sampler.adopt(TrialRecord(number, "running", coordinates, None, (), *attributes))
         return proposal
 
     def features(self) -> Mapping[int, Point]:
@@ -64,15 +63,17 @@ def redrawn(
     given: Collection[str] = (),
     near: bool = True,
 ) -> tuple[int, dict[str, Any]]:
-    """The number of the draw, from 1, and coordinates that keep to all rules, where those `given` stay as they are; 0
-    and the same coordinates where these keep to them, or nothing was found."""
+    """Returns the number of the draw, from 1, and coordinates that satisfy all rules; those in `given` do not change.
+
+    Returns 0 and the same coordinates if these satisfy the rules, or if no draw does.
+    """
     paths = [path for path in space.broken(coordinates) if path not in given]
-    found: list[tuple[int, dict[str, Any]]] = []
+    valid: list[tuple[int, dict[str, Any]]] = []
     for draw in range(1, DRAWS + 1) if paths else ():
         random = Random(ask_seed(seed, number, draw))
         drawn = {**coordinates, **{path: space.dimensions[path].guided(random.random()) for path in paths}}
         if not space.fault(space.decode(drawn)):
-            found.append((draw, drawn))
+            valid.append((draw, drawn))
             if not near:
                 break
-    return min(found, key=lambda one: (distance(space, one[1], coordinates), one[0]), default=(0, coordinates))
+    return min(valid, key=lambda pair: (distance(space, pair[1], coordinates), pair[0]), default=(0, coordinates))

@@ -1,7 +1,7 @@
-"""Wraps a sampler that computes with floating-point libraries, so that every processor proposes the same.
+"""Wraps a sampler that uses floating-point libraries, so that its proposals are the same on every processor.
 
-The kernels that OpenBLAS chooses by processor differ in the last bits of a product, and a model's proposals by about
-1e-11 of their value; rounded to 8 significant digits they are equal.
+OpenBLAS chooses kernels by processor, and they differ in the last bits of a product; a model's proposals then differ by
+about 1e-11 of their value. Rounded to 8 significant digits they are equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGITS = 8
 
 
 def rounded(kind: Coordinate, value: Any) -> Any:
-    """Returns a coordinate of this kind, if it is continuous, to 8 significant digits and within its bounds."""
+    """Returns a coordinate, rounded to 8 significant digits and clipped to its bounds if it is continuous."""
     if kind[0] == "unit":
         low, high, step = 0.0, 1.0, None
     elif kind[0] == "float":
@@ -34,7 +34,7 @@ def rounded(kind: Coordinate, value: Any) -> Any:
 
 
 class RoundingSampler:
-    """Rounds the continuous coordinates of each proposal, and lets the sampler know."""
+    """Rounds the continuous coordinates of each proposal and tells the sampler the rounded ones."""
 
     def __init__(self, sampler: Sampler, space: Space) -> None:
         self._sampler, self._space = sampler, space

@@ -1,5 +1,5 @@
-"""The sampler of BOHB (Falkner et al. 2018, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML,
-section 3.2): TPE on what is known at the highest rung that tells enough."""
+"""Implements the sampler of BOHB (Falkner et al. 2018, "BOHB: Robust and Efficient Hyperparameter Optimization at
+Scale", ICML, section 3.2): TPE on the losses at the highest rung with enough of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from hpo.space.objective import Objective
 if TYPE_CHECKING:
     from hpo.space.space import Space
 
-SHARE = 3  # one proposal of so many is drawn at random: the paper's rho
+SHARE = 3  # one in three proposals is drawn at random: rho of the paper is 1 / 3
 
 
 class RungTpe(Tpe):
-    """A model of the highest epoch at which d + 3 trials or more have a finite loss (the paper's N_min + 2, d being how
-    many dimensions there are); it takes each trial by its loss there, and behind all an infeasible one, one stopped on
-    a loss that is not finite, and one that breaks constraints; none that failed. Until there is such an epoch, and with
-    probability 1/3 for ever, a proposal is drawn at random, around priors where there are any: which ones is a function
-    of the study's seed and the trial's number. Where Optuna's TPE calls a tenth of the trials good, the paper does
-    15 %. A curve is of one objective: where there are several, the model is of the trials that are complete.
+    """TPE on the losses at the highest epoch at which d + 3 trials or more have a finite loss.
+
+    That is the paper's N_min + 2 for d dimensions. Trials enter with their loss at that epoch. Trials that are
+    infeasible, break constraints or were stopped on a loss that is not finite rank behind all others; failed trials do
+    not enter. Until there is such an epoch, and later with probability 1/3, a proposal is drawn at random, around
+    priors if there are any; which ones is a function of the study's seed and the trial's number. Optuna's TPE calls a
+    tenth of the trials good, the paper 15 %. Curves exist for one objective only: with several, the model uses complete
+    trials.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int) -> None:
@@ -49,7 +51,7 @@ class RungTpe(Tpe):
         return super().ask(number)
 
     def _highest(self) -> int | None:
-        """The epoch the model is of."""
+        """Returns the epoch whose losses the model uses; None while too few trials have a loss."""
         known: Counter[int] = Counter()
         for record in (*self._earlier, *self._records.values()):
             if len(self._directions) > 1:

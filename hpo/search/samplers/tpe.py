@@ -1,4 +1,4 @@
-"""TPE (Bergstra et al. 2011; multivariate, Falkner et al. 2018), Optuna's."""
+"""Wraps Optuna's TPE (Bergstra et al. 2011; multivariate, Falkner et al. 2018)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class Tpe(OptunaSampler):
-    """How trials enter the model.
+    """Optuna's TPE sampler. Trials enter its model by state:
 
-    complete     by their values
-    pruned       as PRUNED with their last value: ranked behind the complete ones, by how far they came, then by value;
-                 with several objectives by their values there
-    paused       like pruned, at the rung they wait at
-    infeasible   as violating a constraint: behind every feasible one, by how much, and never the best; so is one
-                 stopped on a value that is not finite
+    complete     with their values
+    pruned       as PRUNED with their last value: ranked behind complete trials, by epoch reached, then by value;
+                 with several objectives with their values there
+    paused       like pruned, at the rung where they wait
+    infeasible   as violating a constraint: behind every feasible trial, by the violation, and never the best; so does a
+                 trial stopped on a value that is not finite
     failed       not at all
-    running      as if they had gone badly ("constant liar"), which keeps proposals apart
+    running      as if their result were bad ("constant liar"), which keeps proposals apart
 
-    A trial that lacks coordinates enters with those it has; what it lacks Optuna then models by itself, apart from the
-    other dimensions. Its system attributes repeat the coordinates of a running trial, so none are kept.
+    A trial that lacks coordinates enters with those it has; Optuna then models the missing dimensions independently.
+    Optuna's system attributes repeat the coordinates of a running trial, so none are kept.
     """
 
     def __init__(self, space: Space, objectives: Sequence[Objective], seed: int, n_startup_trials: int = 10) -> None:
@@ -41,8 +41,8 @@ class Tpe(OptunaSampler):
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._startup)
 
     def _end(self, trial: optuna.Trial, record: TrialRecord) -> None:
-        one = len(self._directions) == 1
-        values = None if one and record.state in ("pruned", "paused") else reached(record, len(self._directions))
+        single = len(self._directions) == 1
+        values = None if single and record.state in ("pruned", "paused") else reached(record, len(self._directions))
         if record.state == "failed":
             fail(self._study, trial)
         elif values is not None:
@@ -50,7 +50,7 @@ class Tpe(OptunaSampler):
         else:
             if is_valueless(record, len(self._directions)) and not is_broken(record):
                 trial.set_constraint("feasible", 1.0)
-            if record.curve and one:
+            if record.curve and single:
                 epoch, value = record.curve[-1]
                 trial.report(value, epoch)
             self._study.tell(trial, state=TrialState.PRUNED)

@@ -1,1 +1,1 @@
-"""Stopping strategies: each decides at a report whether a trial goes on."""
+"""Holds the stopping strategies: each decides at a report whether a trial continues."""

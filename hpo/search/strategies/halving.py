@@ -1,4 +1,4 @@
-"""Successive halving by stopping (Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification")."""
+"""Implements successive halving by stopping (Jamieson and Talwalkar 2016, "Non-stochastic Best Arm Identification")."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.report import Verdict
 
 
 class Halving(Asha):
-    """Rungs as ASHA has them, which a trial passes only once enough trials have come to it.
+    """Sets rungs as ASHA does; a trial passes a rung only once enough trials have reached it.
 
     eta, min_epochs, max_epochs   as in ASHA; the first rung is at min_epochs * eta^early_stopping_rate
-    early_stopping_rate           s of the paper on ASHA: how many of the lowest rungs are left out
+    early_stopping_rate           s of the ASHA paper: how many of the lowest rungs are skipped
     bootstrap                     trials that stop at a rung before any other may pass it
 
-    The paper stops a rung's losers once all of its round are there. Here a trial is held against those that came before
-    it, so that nothing pauses: the more `bootstrap` asks for, the nearer to a round, and the more is stopped unseen.
-    Decides as optuna.pruners.SuccessiveHalvingPruner does where every epoch is reported.
+    The paper stops the losers of a rung once the whole round has reached it. Here nothing pauses: a trial is compared
+    with those that reached the rung earlier. A larger `bootstrap` is closer to a round, but stops more trials without a
+    comparison. Decides like optuna.pruners.SuccessiveHalvingPruner if every epoch is reported.
     """
 
     name: Literal["halving"] = "halving"  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -1,4 +1,4 @@
-"""Hyperband (Li et al. 2018, JMLR 18:185) by stopping: brackets that differ in how early they stop."""
+"""Implements Hyperband (Li et al. 2018, JMLR 18:185) by stopping: its brackets differ in how early they stop."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from hpo.search.curves import Group
+from hpo.search.curves import Curve, Group
 from hpo.search.strategies.asha import Asha
-from hpo.search.strategies.base import Curve, History
+from hpo.search.strategies.base import BaseStrategy, History
 from trainer.report import CONTINUE, Verdict
 
 
-class Hyperband(BaseModel):
-    """Brackets of ASHA, each with its first rung eta times as late as the one before; a trial is in one of them.
+class Hyperband(BaseStrategy):
+    """Runs ASHA in several brackets, each with its first rung eta times later than the last; a trial is in one bracket.
 
     min_epochs   r, the first rung of bracket 0
     eta          the reduction factor, 2 or more
-    max_epochs   R, the full length of a trial; None takes that of the longest one complete so far, and stops nothing
-                 before there is one
-    seed         another one deals the trials out anew
+    max_epochs   R, the full length of a trial; None: the length of the longest complete trial so far, and nothing
+                 stops before a trial is complete
+    seed         determines the bracket of each trial
 
-    There are floor(log_eta(R / r)) + 1 brackets. Bracket b gets the share of trials that algorithm 1 gives
-    s = s_max - b: n = ceil((s_max + 1) eta^s / (s + 1)). Which trial goes where is a function of its number, `seed` and
-    how many brackets there are. With `max_epochs` that is once and for all; without it a longer complete trial may add
-    a bracket, and all trials are dealt out anew: give it where their lengths differ. A decision is the same after any
-    restart; it holds a trial against those that are in its bracket as of then. Decides as
-    optuna.pruners.HyperbandPruner does for a study named by `seed`, where every epoch is reported.
+    There are floor(log_eta(R / r)) + 1 brackets. Bracket b gets the share of trials that algorithm 1 gives to
+    s = s_max - b: n = ceil((s_max + 1) eta^s / (s + 1)). The bracket of a trial is a function of its number, `seed` and
+    the number of brackets. With `max_epochs` it is fixed. Without it a longer complete trial may add a bracket, which
+    assigns all trials anew, so set it if trials differ in length. A decision is the same after any restart; it compares
+    a trial with those in its bracket at that moment. Decides like optuna.pruners.HyperbandPruner for a study named by
+    `seed`, if every epoch is reported.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     several: ClassVar[bool] = True
     rungs: ClassVar[bool] = True
@@ -46,18 +44,18 @@ class Hyperband(BaseModel):
         return epoch >= self.min_epochs and (self.max_epochs is None or epoch < self.max_epochs)
 
     def brackets(self, max_epochs: int) -> list[int]:
-        """How many trials of a round each bracket gets, by its number; at least one bracket."""
+        """Returns the number of trials of a round that each bracket gets, by bracket; there is at least one bracket."""
         last = 0
         while self.min_epochs * self.eta ** (last + 1) <= max_epochs:
             last += 1
         return [-(-(last + 1) * self.eta**s // (s + 1)) for s in range(last, -1, -1)]
 
     def bracket(self, number: int, sizes: Sequence[int]) -> int:
-        """The bracket of trial `number`, of those that have `sizes`."""
-        place = crc32(f"{self.seed}_{number}".encode()) % sum(sizes)
+        """Returns the bracket of trial `number` among brackets of these `sizes`."""
+        offset = crc32(f"{self.seed}_{number}".encode()) % sum(sizes)
         for bracket, size in enumerate(sizes):
-            place -= size
-            if place < 0:
+            offset -= size
+            if offset < 0:
                 return bracket
         raise AssertionError("a place below the sum of the sizes is in one of them")
 
@@ -68,14 +66,14 @@ class Hyperband(BaseModel):
         if not max_epochs:
             return CONTINUE
         sizes = self.brackets(max_epochs)
-        own = self.bracket(history.number, sizes)
-        asha = Asha(min_epochs=self.min_epochs * self.eta**own, eta=self.eta, max_epochs=max_epochs)
-        return asha.decide(Among(history, Bracket(self, tuple(sizes), own)))
+        bracket = self.bracket(history.number, sizes)
+        asha = Asha(min_epochs=self.min_epochs * self.eta**bracket, eta=self.eta, max_epochs=max_epochs)
+        return asha.decide(Among(history, Bracket(self, tuple(sizes), bracket)))
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """The trials that `dealing` puts into the bracket of a number, of those that have `sizes`."""
+    """The group of trials that `dealing` assigns to bracket `number` among brackets of these `sizes`."""
 
     dealing: Hyperband
     sizes: tuple[int, ...]
@@ -86,7 +84,7 @@ class Bracket:
 
 
 class Among:
-    """A history in which the others are those of a group."""
+    """A history whose other trials are limited to a group."""
 
     def __init__(self, history: History, group: Group) -> None:
         self._history, self._group = history, group

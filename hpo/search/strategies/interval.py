@@ -1,16 +1,14 @@
-"""The base of strategies that decide at intervals of epochs."""
+"""Defines the base of strategies that decide at intervals of epochs."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from hpo.search.strategies.base import History
+from hpo.search.strategies.base import BaseStrategy, History
 
 
-class IntervalStrategy(BaseModel):
+class IntervalStrategy(BaseStrategy):
     """Decides at the first report of each `interval` epochs, counted from `n_warmup_epochs`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     n_warmup_epochs: int = Field(default=0, ge=0)
     interval: int = Field(default=1, ge=1)
@@ -19,7 +17,7 @@ class IntervalStrategy(BaseModel):
         return epoch >= self.n_warmup_epochs
 
     def due(self, history: History) -> bool:
-        """Whether this report is the first of its interval."""
+        """Returns whether this report is the first of its interval."""
         epoch, curve = history.epoch, history.curve
         boundary = epoch - (epoch - self.n_warmup_epochs) % self.interval
         return self.wants(epoch) and (len(curve) < 2 or curve[-2][0] < boundary)

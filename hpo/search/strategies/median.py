@@ -1,4 +1,4 @@
-"""The median stopping rule (Golovin et al. 2017, "Google Vizier", section 3.2.2, in optuna's form)."""
+"""Implements the median stopping rule (Golovin et al. 2017, "Google Vizier", section 3.2.2, in Optuna's form)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AgainstComplete(IntervalStrategy):
     n_min_trials: int = Field(default=1, ge=1)
 
     def bound(self, losses: Sequence[float]) -> tuple[str, float]:
-        """What the bound is called, and its value among `losses`, at least one."""
+        """Returns the bound's name and its value for `losses`, which are not empty."""
         raise NotImplementedError
 
     def decide(self, history: History) -> Verdict:
@@ -49,14 +49,14 @@ class AgainstComplete(IntervalStrategy):
 
 
 class Median(AgainstComplete):
-    """Stop a trial whose best loss so far is above the median loss of the complete trials at the same epoch.
+    """Stops a trial whose best loss so far is above the median loss of the complete trials at the same epoch.
 
-    n_startup_trials   complete trials before anything is stopped
-    n_warmup_epochs    epochs no trial is stopped in
+    n_startup_trials   complete trials that must exist before any trial is stopped
+    n_warmup_epochs    epochs in which no trial is stopped
     interval           epochs between decisions, counted from n_warmup_epochs; the first report in each decides
     n_min_trials       complete trials that must have a value at the epoch
 
-    Decides as optuna.pruners.MedianPruner does, its steps being epochs.
+    Decides like optuna.pruners.MedianPruner, with epochs as its steps.
     """
 
     name: Literal["median"] = "median"

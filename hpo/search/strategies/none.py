@@ -1,19 +1,15 @@
-"""No early stopping."""
+"""Holds the strategy that stops no trial."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from hpo.search.strategies.base import History
+from hpo.search.strategies.base import BaseStrategy, History
 from trainer.report import CONTINUE, Verdict
 
 
-class NoStrategy(BaseModel):
-    """Every trial runs to its end."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class NoStrategy(BaseStrategy):
+    """Lets every trial run to its end."""
 
     several: ClassVar[bool] = True
     name: Literal["none"] = "none"

@@ -1,4 +1,4 @@
-"""Bounds that a loss must keep to."""
+"""Stops trials whose loss leaves fixed bounds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trainer.report import CONTINUE, Verdict
 
 
 class Threshold(IntervalStrategy):
-    """Stop a trial whose loss is not finite, below `lower` or above `upper`.
+    """Stops a trial whose loss is not finite, below `lower` or above `upper`.
 
-    lower             a loss below it is too good to be true; None puts no bound
-    upper             a loss above it is hopeless; None puts no bound
-    n_warmup_epochs   epochs no trial is stopped in
+    lower             a loss below it is too good to be true; None sets no bound
+    upper             a loss above it is hopeless; None sets no bound
+    n_warmup_epochs   epochs in which no trial is stopped
     interval          epochs between decisions, counted from n_warmup_epochs; the first report in each decides
 
-    An objective that is maximised has its negative for a loss: `upper=-0.6` stops below an accuracy of 0.6. Decides as
-    optuna.pruners.ThresholdPruner does, its steps being epochs.
+    The loss of a maximised objective is its negative: `upper=-0.6` stops below an accuracy of 0.6. Decides like
+    optuna.pruners.ThresholdPruner, with epochs as its steps.
     """
 
     name: Literal["threshold"] = "threshold"

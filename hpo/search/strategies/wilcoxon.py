@@ -1,4 +1,5 @@
-"""A signed-rank test between two learning curves (Wilcoxon 1945, "Individual Comparisons by Ranking Methods")."""
+"""Defines a strategy that stops trials by a signed-rank test between two learning curves (Wilcoxon 1945, "Individual
+Comparisons by Ranking Methods")."""
 
 from __future__ import annotations
 
@@ -7,25 +8,25 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from hpo.search.strategies.base import Curve, History
+from hpo.search.curves import Curve
+from hpo.search.strategies.base import BaseStrategy, History
 from trainer.report import CONTINUE, Verdict
 
 
-class Wilcoxon(BaseModel):
-    """Stop a trial whose losses are, epoch by epoch, significantly above those of the best complete trial.
+class Wilcoxon(BaseStrategy):
+    """Stops a trial whose losses are, epoch by epoch, significantly above those of the best complete trial.
 
     p_threshold        the p value of the one-sided signed-rank test below which a trial is stopped
-    n_startup_epochs   epochs that both must have reported before the test is made; two at the least
+    n_startup_epochs   epochs that both trials must have reported before the test is made; at least two
 
-    The best complete trial is the one with the lowest mean loss over its epochs; one with a loss that is not finite is
-    none. As a safeguard no trial is stopped whose own mean is as low. Decides as optuna.pruners.WilcoxonPruner does
-    where epochs are its steps and a trial's value is their mean. The epochs of one curve depend on each other, and the
-    test is made at each of them: `p_threshold` orders strictness and is no error rate.
+    The best complete trial is the one with the lowest mean loss over its epochs; trials with a loss that is not finite
+    are excluded. As a safeguard a trial is not stopped if its own mean is as low. It decides like
+    optuna.pruners.WilcoxonPruner if that has epochs as its steps and their mean as a trial's value. The epochs of a
+    curve depend on each other, and the test is made at each of them, so `p_threshold` sets the strictness and does not
+    equal an error rate.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Literal["wilcoxon"] = "wilcoxon"
     p_threshold: float = Field(default=0.1, ge=0.0, le=1.0)
@@ -38,7 +39,7 @@ class Wilcoxon(BaseModel):
         return wanted
 
     def decide(self, history: History) -> Verdict:
-        own, mean = dict(history.curve), _mean(history.curve)
+        losses, mean = dict(history.curve), _mean(history.curve)
         complete = history.curves(("complete",))
         known = {number: _mean(curve) for number, curve in complete.items() if curve}
         means = {number: other for number, other in known.items() if math.isfinite(other)}
@@ -46,7 +47,7 @@ class Wilcoxon(BaseModel):
             return CONTINUE
         number = min(means, key=lambda number: (means[number], number))
         best = dict(complete[number])
-        differences = [own[epoch] - best[epoch] for epoch in sorted(own.keys() & best.keys())]
+        differences = [losses[epoch] - best[epoch] for epoch in sorted(losses.keys() & best.keys())]
         if len(differences) < max(2, self.n_startup_epochs) or mean <= means[number]:
             return CONTINUE
         test = _signed_rank()(differences, alternative="greater", zero_method="zsplit")
@@ -64,5 +65,5 @@ def _signed_rank() -> Callable[..., Any]:
 
 
 def _mean(curve: Curve) -> float:
-    """Not finite where a loss is not."""
+    """Returns the mean loss, which is not finite where a loss is not."""
     return sum([loss for _, loss in curve]) / len(curve)

@@ -1,1 +1,1 @@
-"""Executors: where workers run, how many there are and what each of them has."""
+"""Implements executors: where workers run, how many there are, and the resources of each."""

@@ -1,4 +1,4 @@
-"""The contract of an executor: where workers run. Every executor gives the same study."""
+"""Defines the contract of an executor, which decides where workers run. Every executor gives the same study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from hpo.workers.prepared import Prepared
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What workers need to train a study; `prepared`, if there is one, forks those of this host."""
+    """The data that workers need to train a study; `prepared`, if set, forks the workers on this host.
+
+    A worker that is inactive for `lease_timeout` seconds loses its trial.
+    """
 
     storage: str
     home: Home
@@ -21,38 +24,43 @@ class WorkerContext:
     name: str
     study: Study
     prepared: Prepared | None = None
+    lease_timeout: float = 30.0
 
 
 class Executor(Protocol):
-    """Owns workers, never trials: what a dead worker held is taken back by the driver."""
+    """Owns workers, never trials: the driver reclaims the trial of a dead worker."""
 
     name: str
 
     @property
     def codes(self) -> Mapping[tuple[str, int], int]:
-        """Host and pid -> exit code, as subprocess has it, of the workers that are known to have ended."""
+        """Returns host and pid -> exit code, as subprocess reports it, of the workers that are known to have ended."""
         ...
 
     def start(self, context: WorkerContext) -> None:
-        """Bring up the workers; return without waiting for them."""
+        """Starts the workers; returns without waiting for them."""
         ...
 
     def step(self) -> bool:
-        """Do a piece of work here, or look after the workers elsewhere (replace the dead).
+        """Does a piece of work here, or looks after the workers elsewhere (replaces the dead).
 
-        True if a trial was trained in this call, so that the driver looks at once for what to ask next. Raises
-        HpoError when workers cannot be kept alive.
+        Returns True if a trial was trained in this call, so that the driver checks at once what to ask next. Raises
+        HpoError if workers cannot be kept alive.
         """
         ...
 
+    def end(self, host: str, pid: int) -> None:
+        """Handles a silent worker: kills it if it belongs to this executor, so that `step` starts another."""
+        ...
+
     def preempt(self) -> None:
-        """Ask every worker to checkpoint and leave; safe in a signal handler, returns at once."""
+        """Asks every worker to checkpoint and leave; safe in a signal handler, returns at once."""
         ...
 
     def stop(self, grace: float) -> None:
-        """Like `preempt`, and wait up to `grace` seconds; what is left after that is killed."""
+        """Does the same as `preempt`, and waits up to `grace` seconds; kills workers that are left."""
         ...
 
     def kill(self) -> None:
-        """End every worker at once; safe in a signal handler."""
+        """Ends every worker at once; safe in a signal handler."""
         ...

@@ -1,10 +1,12 @@
-"""The inline executor: trials train one after another in the driver's own process."""
+"""Trains trials one after another in the driver's own process."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
+from hpo.door import option
 from hpo.errors import UserError
 from hpo.ledger import Ledger
 from hpo.terminal import print
@@ -15,20 +17,28 @@ if TYPE_CHECKING:
     from hpo.workers.worker import Worker
 
 
-WAIT = 5.0  # seconds at a rung for trials of other workers, in which the driver does not get to look after those
+WAIT = 5.0  # seconds to wait at a rung for other workers' trials; the driver cannot look after those meanwhile
 
 
 class Inline:
-    """One worker, here. The simplest to debug: a breakpoint in a task just works. On a terminal it shows, a line every
-    ten seconds, how training is getting on."""
+    """Runs one worker in this process, which is the simplest to debug: a breakpoint in a task just works.
+
+    On a terminal it prints the progress of training every ten seconds.
+    """
 
     name = "inline"
 
     def __init__(self, workers: int = 1, resources: Resources = NOTHING_SAID) -> None:
         if resources != NOTHING_SAID:
-            raise UserError("--cpus-per-worker and --gpus-per-worker with --executor inline: it has all that is here.")
+            raise UserError(
+                f"{option('cpus_per_worker')} and {option('gpus_per_worker')} with {option('executor', 'inline')}: it "
+                "has all that is here."
+            )
         if workers != 1:
-            raise UserError(f"--workers {workers}: the inline executor trains in one process; use --executor local.")
+            raise UserError(
+                f"{option('workers', workers)}: the inline executor trains in one process; use "
+                f"{option('executor', 'local')}."
+            )
         self.codes: dict[tuple[str, int], int] = {}
         self._worker: Worker | None = None
 
@@ -37,7 +47,7 @@ class Inline:
 
         self._study_id = context.study_id
         self._ledger = Ledger(context.storage, create=False)
-        show = (lambda text: print(text, flush=True)) if sys.stdout.isatty() else None
+        show = partial(print, flush=True) if sys.stdout.isatty() else None
         self._worker = Worker(
             self._ledger, context.home, self.name, show=show, worth_while=lambda _, waited: waited < WAIT
         )
@@ -45,6 +55,9 @@ class Inline:
     def step(self) -> bool:
         assert self._worker is not None, "start() comes first"
         return self._worker.run_one([self._study_id])
+
+    def end(self, host: str, pid: int) -> None:
+        """Does nothing: its worker is this process."""
 
     def preempt(self) -> None:
         if self._worker is not None:
@@ -56,4 +69,4 @@ class Inline:
             self._ledger.close()
 
     def kill(self) -> None:
-        """Nothing to do: the worker ends with this process."""
+        """Does nothing: the worker ends with this process."""

@@ -1,4 +1,4 @@
-"""The local executor: worker processes on this host, each serving many trials."""
+"""Runs worker processes on this host, each serving many trials."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hpo.terminal import print
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.pool import WorkerPool
 from hpo.workers.executors.resources import NOTHING_SAID, Resources, cpu_slots, host_gpus, needs
+from hpo.workers.executors.stopped_workers import StoppedWorkers
 from hpo.workers.prepared import Forked, Prepared
 
 
@@ -29,9 +30,9 @@ class _Worker:
 
 
 class Local(WorkerPool):
-    """`workers` processes in sessions of their own that die with the driver, each with its CPUs and GPUs, if any.
+    """Runs `workers` processes in their own sessions that die with the driver, each with its CPUs and GPUs, if any.
 
-    They are forked from a prepared process once that has imported what they need, and spawned where there is none.
+    They are forked from a prepared process once that has imported what they need, and spawned if there is none.
     """
 
     name = "local"
@@ -46,7 +47,19 @@ class Local(WorkerPool):
     def start(self, context: WorkerContext) -> None:
         self._gpus = host_gpus(self._resources.gpus, needs(context.study), self._count)
         self._prepared = context.prepared
+        self._stopped = StoppedWorkers(context.lease_timeout)
         super().start(context)
+
+    def step(self) -> bool:
+        for worker in self._workers:
+            if (process := worker.identity) not in self._silent and self._stopped.has_killed(process.pid):
+                self._silent.add(process)
+                print(
+                    f"worker pid {process.pid} had been stopped (SIGSTOP) for {self._context.lease_timeout:g} s: it is "
+                    "killed, and another takes its place.",
+                    file=sys.stderr,
+                )
+        return super().step()
 
     def preempt(self) -> None:
         self._leaving = True
@@ -56,6 +69,7 @@ class Local(WorkerPool):
 
     def stop(self, grace: float) -> None:
         self.preempt()
+        self._stopped.close()
         deadline = time.monotonic() + grace
         for worker in self._workers:
             try:
@@ -71,17 +85,21 @@ class Local(WorkerPool):
             if worker.process.poll() is None:
                 worker.process.kill()
 
+    def _kill(self, worker: _Worker) -> None:
+        worker.process.kill()
+
     @property
     def _able(self) -> bool:
-        return self._prepared is None or self._prepared.settled
+        return self._prepared is None or self._prepared.finished_starting
 
     def _hire(self, slot: int) -> _Worker:
-        environ = {"HPO_STORAGE": self._context.storage} | self._gpus[slot]
+        environ = {"HPO_STORAGE": self._context.storage} | self._gpus[slot] | self._outages.environ()
         process = self._forked(slot, environ) or spawn(
             "hpo.workers.worker", self._arguments(), self._log(slot), **environ
         )
         if self._cpus:
             os.sched_setaffinity(process.pid, self._cpus[slot])
+        self._stopped.watch(process.pid)
         return _Worker(process, Process(socket.gethostname(), process.pid, start_time(process.pid) or ""))
 
     def _forked(self, slot: int, environ: dict[str, str]) -> Forked | None:
@@ -96,5 +114,5 @@ class Local(WorkerPool):
 
 
 def usable() -> list[int] | None:
-    """The CPUs that this process may run on; None where the system cannot bind processes to them."""
+    """Returns the CPUs that this process may run on; None if the system cannot bind processes to them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else None

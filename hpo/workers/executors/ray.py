@@ -1,9 +1,10 @@
-"""The Ray executor: workers wherever a Ray cluster has room, or on a Ray of this host alone.
+"""Runs workers wherever a Ray cluster has room, or on a Ray of this host alone.
 
-Each worker is the process that the local executor starts too, in the care of an actor: so it is warm, hears signals,
-and may crash without taking the actor along. Where there is room, what is reserved and when nodes are added is Ray's.
+Each worker is a process like those of the local executor, started by an actor: so it is warm, receives signals, and may
+crash without taking the actor along. Ray decides on placement, reservations and new nodes.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import os
@@ -21,6 +22,7 @@ from hpo.child_process import spawn
 from hpo.errors import HpoError
 from hpo.ledger import queries
 from hpo.ledger.process_id import Process, start_time
+from hpo.ledger.rows import StudyRow
 from hpo.storage import locations
 from hpo.storage.home import Home
 from hpo.terminal import print
@@ -31,24 +33,24 @@ from hpo.workers.executors.resources import NOTHING_SAID, Resources, gpu_share, 
 from trainer.errors import TrainerError
 
 _LOST = -signal.SIGKILL  # the exit code of a worker that was lost with its actor or node
-_PATIENCE = 20.0  # seconds without room for a worker, after which the user is told
+_PATIENCE = 20.0  # seconds without room for a worker before the user is told
 
 
 class _Host:
-    """An actor: one worker process, on the node that Ray has chosen."""
+    """An actor that runs one worker process, on the node that Ray has chosen."""
 
     _process: subprocess.Popen[bytes]
 
     def begin(
         self,
         home: Home,
-        study: Mapping[str, Any],
+        study: StudyRow,
         given: Sequence[str],
         log: Path,
         environ: Mapping[str, str],
-        here: _Place,
+        here: _Origin,
     ) -> Process:
-        """Start the worker; UserError where this node does not see the study's checkpoints."""
+        """Starts the worker; raises UserError if this node does not see the study's checkpoints."""
         locations.check(home, study)
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environ = {**environ, **path, **carried_environ(here.carried)}
@@ -59,17 +61,20 @@ class _Host:
         return Process(socket.gethostname(), pid, start_time(pid) or "")
 
     def ended(self, _: Process) -> int:
-        """Its exit code, once it has ended."""
+        """Returns its exit code, once it has ended."""
         return self._process.wait()
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def leave(self) -> None:
-        """Ask it to checkpoint and leave."""
+        """Asks it to checkpoint and leave."""
         self._process.terminate()
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where `hpo run` was called, and the directory whose code Ray has carried to the actor."""
+class _Origin:
+    """The directory where `hpo run` was called, and the one whose code Ray has copied to the actor."""
 
     directory: Path
     carried: Path | None
@@ -78,13 +83,16 @@ class _Place:
 @dataclass
 class _Worker:
     actor: Any
-    begun: Any  # what `begin` returns, once there was room
+    begun: Any  # the result of `begin`, once there was room
     ended: Any
     identity: Process | None = None
-    began: float = field(default_factory=time.monotonic)  # until there is room: asked for
+    began: float = field(default_factory=time.monotonic)  # until there is room, when it was asked for
 
     def code(self) -> int | None:
-        """As `Hand` has it; HpoError where Ray cannot begin or keep the actor, and would not another time either."""
+        """Returns the exit code as `WorkerHandle` does.
+
+        Raises HpoError if Ray cannot start or keep the actor, and never will.
+        """
         from ray.exceptions import LocalRayletDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError
 
         try:
@@ -101,7 +109,8 @@ class _Worker:
 
 
 class Ray(WorkerPool):
-    """`workers` actors, each in a placement group of its own: the place stays reserved while one is replaced."""
+    """Runs `workers` actors, each in its own placement group, whose resources stay reserved while the actor is
+    replaced."""
 
     name = "ray"
 
@@ -115,7 +124,7 @@ class Ray(WorkerPool):
     def start(self, context: WorkerContext) -> None:
         self._cpus, self._gpus = self._cluster.open(context, self._count, self._resources)
         try:
-            self._place = _Place(Path.cwd(), self._cluster.carried)
+            self._origin = _Origin(Path.cwd(), self._cluster.carried)
             self._groups = [self._reserve() for _ in range(self._count)]
             super().start(context)
         except BaseException:
@@ -124,14 +133,14 @@ class Ray(WorkerPool):
 
     def step(self) -> bool:
         waiting = [worker for worker in self._workers if worker.identity is None]
-        if waiting and not self._told and time.monotonic() - min(one.began for one in waiting) > _PATIENCE:
+        if waiting and not self._told and time.monotonic() - min(worker.began for worker in waiting) > _PATIENCE:
             self._told = True
             room = f"{self._cpus} CPUs" + (f" and {self._gpus:g} GPUs" if self._gpus else "")
             print(f"{len(waiting)} of {self._count} workers wait for room in the Ray cluster: {room}.", file=sys.stderr)
         return super().step()
 
     def preempt(self) -> None:
-        """Ray may not be called from a signal handler: they are told by `stop`, which follows."""
+        """Sets `leaving` only, since a signal handler may not call Ray: `stop`, which follows, asks the workers."""
         self._leaving = True
 
     def stop(self, grace: float) -> None:
@@ -146,7 +155,10 @@ class Ray(WorkerPool):
         self._ledger.close()
 
     def kill(self) -> None:
-        """Nothing to do: actors end with this process, and their workers with them."""
+        """Does nothing: actors end with this process, and their workers with them."""
+
+    def _kill(self, worker: _Worker) -> None:
+        worker.actor.kill.remote()
 
     def _reserve(self) -> Any:
         from ray.util.placement_group import placement_group
@@ -161,15 +173,15 @@ class Ray(WorkerPool):
         actor = ray.remote(_Host).options(  # type: ignore[attr-defined]
             num_cpus=self._cpus,
             num_gpus=self._gpus,
-            max_concurrency=3,
+            max_concurrency=4,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._groups[slot], 0),
         )
-        one, context = cast(Any, actor.remote()), self._context  # its methods have a `remote` that a class has not
-        row = self._ledger.look(lambda connection: queries.study_row(connection, context.name))
-        study = {column: row[column] for column in ("name", "uid", "environment")}
-        environ = {"HPO_STORAGE": context.storage} | gpu_share(self._gpus) | gpus_asked(self._resources.gpus)
-        begun = one.begin.remote(context.home, study, self._arguments(), self._log(slot), environ, self._place)
-        return _Worker(one, begun, one.ended.remote(begun))  # after `begin`: methods may overtake each other
+        handle, context = cast(Any, actor.remote()), self._context  # its methods have a `remote` that the class lacks
+        study = self._ledger.look(lambda connection: queries.study_row(connection, context.name))
+        environ = {"HPO_STORAGE": context.storage} | self._outages.environ()
+        environ |= gpu_share(self._gpus) | gpus_asked(self._resources.gpus)
+        begun = handle.begin.remote(context.home, study, self._arguments(), self._log(slot), environ, self._origin)
+        return _Worker(handle, begun, handle.ended.remote(begun))  # after `begin`: methods may overtake each other
 
 
 def _ready(ref: Any) -> bool:
@@ -179,7 +191,7 @@ def _ready(ref: Any) -> bool:
 
 
 def _get(ref: Any) -> Any:
-    """What a method of an actor returned; raises its HpoError or TrainerError as it was."""
+    """Returns the result of an actor's method; raises its HpoError or TrainerError unchanged."""
     import ray
     from ray.exceptions import RayTaskError
 

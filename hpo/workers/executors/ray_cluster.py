@@ -1,5 +1,6 @@
 """Connects to Ray: to the cluster of RAY_ADDRESS, else to a Ray of this host that lives as long as it is needed."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 from __future__ import annotations
 
 import importlib.util
@@ -9,30 +10,33 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from hpo.declaration import content
 from hpo.declaration.loading import CARRIED
 from hpo.declaration.study import Study
+from hpo.door import option
 from hpo.errors import UserError
-from hpo.ledger.store import backend
+from hpo.ledger.database.store import backend
 from hpo.workers.executors.base import WorkerContext
 from hpo.workers.executors.resources import Resources, devices, gpus_each, needs
 from trainer.runtime.threads import ONE
 
-_STORE = 80 * 2**20  # bytes of the object store of a Ray of our own: little more than Ray's least
+_STORE = 80 * 2**20  # bytes of the object store of a Ray started here: little more than Ray's minimum
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare(executor: str) -> None:
-    """Set what Ray reads when it is imported, which this does not do. Raises UserError where it is not installed.
+    """Sets the variables that Ray reads at import, without importing it. Raises UserError if it is not installed.
 
-    A Ray of our own has a token of its own: nobody else is let in, and none is written to the user's home. Its workers
-    have this process's priority: by Ray's own choice, a niceness of 15, whatever else runs here would starve trials.
+    A Ray started here has its own token: nobody else is let in, and no token is written to the user's home. Its workers
+    have this process's priority: with Ray's default, a niceness of 15, other processes here would starve trials.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"--executor {executor} needs Ray: pip install 'hpo[ray]'.")
+        raise UserError(f"{option('executor', executor)} needs Ray: pip install 'hpo[ray]'.")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if not os.environ.get("RAY_ADDRESS"):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -41,18 +45,18 @@ def prepare(executor: str) -> None:
 
 
 class Cluster:
-    """Connected from `open` to `close`. What is started for it is gone after `close`, or with this process."""
+    """A connection from `open` to `close`. Everything started for it is gone after `close`, or with this process."""
 
     def __init__(self) -> None:
         self.address = os.environ.get("RAY_ADDRESS", "")
-        self.carried: Path | None = None  # the directory whose code every process of the cluster has been given
+        self.carried: Path | None = None  # the directory whose code every process of the cluster has received
         self._scratch: str | None = None
 
     def open(self, context: WorkerContext, workers: int, resources: Resources) -> tuple[int, float]:
-        """Connect; a Ray of this host gets the CPUs of so many workers. The CPUs and the GPUs of each of them, by the
-        GPUs of all nodes together.
+        """Connects, giving a Ray of this host the CPUs of so many workers; returns the CPUs and the GPUs of each.
 
-        Raises UserError where workers could not reach the ledger, or cannot have the GPUs that are asked for.
+        The GPUs are shares of those of all nodes together. Raises UserError if workers could not reach the ledger or
+        get the requested GPUs.
         """
         wanted = needs(context.study)
         cpus = resources.cpus or wanted.ranks * wanted.threads
@@ -69,15 +73,15 @@ class Cluster:
     def _connect(self, study: Study, cpus: int) -> None:
         import ray
 
-        shared = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        shared: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
         if not self.address:
-            sizes = {"num_cpus": cpus, "num_gpus": len(devices()), "object_store_memory": _STORE}
+            sizes: dict[str, Any] = {"num_cpus": cpus, "num_gpus": len(devices()), "object_store_memory": _STORE}
             ray.init(address="local", _temp_dir=self._scratch, _node_ip_address="127.0.0.1", **sizes, **shared)
             return
         _check_listens(self.address)
         environment: dict[str, object] = {"env_vars": ONE | _STAYS}
-        if (found := carry(study, Path(str(self._scratch), "code"))) is not None:
-            self.carried, environment["working_dir"] = found, str(Path(str(self._scratch), "code"))
+        if (code_root := carry(study, Path(str(self._scratch), "code"))) is not None:
+            self.carried, environment["working_dir"] = code_root, str(Path(str(self._scratch), "code"))
         try:
             ray.init(address=self.address, runtime_env=environment, **shared)
         except ConnectionError as error:
@@ -107,7 +111,7 @@ class Cluster:
 
 
 def _check_listens(address: str) -> None:
-    """Raise UserError where nothing listens at HOST:PORT, for which Ray would look for minutes."""
+    """Raises UserError if nothing listens at HOST:PORT, which Ray would retry for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdigit():
         return
@@ -118,29 +122,31 @@ def _check_listens(address: str) -> None:
 
 
 def last_line(error: object) -> str:
-    """Of what Ray says of an error, where its cause stands."""
+    """Returns the last line of a Ray error, which holds its cause."""
     return next((line for line in map(str.strip, reversed(str(error).splitlines())) if line), "nothing is said of why")
 
 
 def check_reach(storage: str, hosts: set[str], address: str) -> None:
-    """Raise UserError where there are workers on other hosts, and the ledger is a file of this one."""
+    """Raises UserError if there are workers on other hosts, and the ledger is a file of this one."""
     elsewhere = sorted(hosts - {socket.gethostname()})
     if elsewhere and backend(storage) == "sqlite":
         raise UserError(
             f"the Ray cluster of {address} has nodes on other hosts ({', '.join(elsewhere[:3])}), and the ledger is a "
-            "file of this one: give --storage postgresql+psycopg://... and a --home that all of them see, "
-            "or --checkpoints s3://BUCKET/PREFIX."
+            f"file of this one: give {option('storage', 'postgresql+psycopg://...')} and a {option('home')} that all "
+            "of them see, "
+            f"or {option('checkpoints', 's3://BUCKET/PREFIX')}."
         )
 
 
 def carry(study: Study, to: Path) -> Path | None:
-    """Copy the declaration, if it is a file of the user's, and what it imports from beside it; where that stands."""
+    """Copies the declaration, if it is a user's file, and the modules that it imports from its directory; returns the
+    directory of the copy."""
     if not study.reference.rpartition(":")[0].endswith(".py") and not study.reference.endswith(".py"):
-        return None  # installed with the platform, here as there
-    parts = study.code()
+        return None  # installed with the platform on every host
+    parts = content.code(study)
     directory = parts[""].parent
-    for place in parts.values():
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+    for path in parts.values():
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             if file.is_relative_to(directory):
                 copy = to / file.relative_to(directory)
                 copy.parent.mkdir(parents=True, exist_ok=True)
@@ -149,16 +155,16 @@ def carry(study: Study, to: Path) -> Path | None:
 
 
 def carried_environ(directory: Path | None) -> dict[str, str]:
-    """For a process of the cluster: the environment by which it finds the study's code where Ray has put it."""
+    """Returns the environment with which a process of the cluster finds the copied code of the study."""
     return {} if directory is None else {CARRIED: f"{directory}{os.pathsep}{Path.cwd()}"}
 
 
-_STAYS = {"RAY_CHDIR_TO_TRIAL_DIR": "0"}  # Tune's processes too begin where Ray has put the code
+_STAYS = {"RAY_CHDIR_TO_TRIAL_DIR": "0"}  # Tune's processes also begin where Ray has put the code
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Put back the handlers of signals, of which Ray takes SIGTERM's."""
+def _handlers_kept() -> Generator[None, None, None]:
+    """Restores the handlers of signals, since Ray replaces SIGTERM's."""
     before = {number: signal.getsignal(number) for number in _HANDLED}
     try:
         yield

@@ -23,8 +23,10 @@ from hpo.alerts.dispatch import PER_MINUTE, Dispatcher
 from hpo.alerts.process import Alerting
 from hpo.clock import FakeClock, SystemClock
 from hpo.errors import Busy
-from hpo.ledger import alert_queries, leases, tables, transactions
+from hpo.ledger import leases, transactions
+from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
+from hpo.ledger.views import alerts as alert_queries
 
 ALL = "end,failure,lost,no_progress,disk=100%,best,target=0.15,spike,nan,oom"
 
@@ -360,7 +362,7 @@ def leave(process: subprocess.Popen[bytes], made: Made) -> int:
     deadline = time.monotonic() + 60
     while process.poll() is None:
         row = made.ledger.look(lambda connection: leases.holder(connection, f"alerts:{made.id}"))
-        if row is not None and row["pid"] == process.pid:
+        if row is not None and row.pid == process.pid:
             process.terminate()
             return process.wait(60)
         assert time.monotonic() < deadline
@@ -389,7 +391,7 @@ time.sleep(1000)
     driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environ)
     assert driver.stdout is not None
     sender, deadline = int(driver.stdout.readline()), time.monotonic() + 60
-    while (row := made.ledger.look(lambda c: leases.holder(c, f"alerts:{made.id}"))) is None or row["pid"] != sender:
+    while (row := made.ledger.look(lambda c: leases.holder(c, f"alerts:{made.id}"))) is None or row.pid != sender:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     driver.kill()

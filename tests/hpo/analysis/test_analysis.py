@@ -22,19 +22,20 @@ from typer.testing import CliRunner
 
 from hpo import Choice, Float, Objective, Study
 from hpo.analysis.follow_up import ablate
-from hpo.analysis.follow_up.derived_study import RunDefaults, Spread, found, request
+from hpo.analysis.follow_up.derived_study import RunDefaults, found, request
 from hpo.analysis.plots import figures as plots
 from hpo.analysis.plots import importance, stopped, ticks
-from hpo.analysis.report.sure import sure
+from hpo.analysis.report.certainty import sure
 from hpo.cli.main import app
 from hpo.driver import end_reason
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.run import run
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
+from hpo.search.spread import Spread
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.verify import verify
 from hpo.workers.executors.placement import PlacementRequest
 from trainer.config import TrainConfig
@@ -49,7 +50,7 @@ FIXED = {"train.num_epochs": 2, "model.num_layers": 1, "train.batch_size": 256}
 @pytest.fixture(scope="module")
 def home(tmp_path_factory, process) -> Home:
     home = Home.at(tmp_path_factory.mktemp("analysed") / "home")
-    request = RunRequest(home=home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
+    request = request_of(home, reference="mlp", trials=5, executor="inline", sampler="random", overrides=FIXED)
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
     return home
 
@@ -61,9 +62,9 @@ def hpo(home: Home, *arguments: str):
 def values(home: Home, name: str) -> list[float]:
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        rows = queries.trial_rows(connection, queries.study_row(connection, name)["id"])
+        rows = queries.trial_rows(connection, queries.study_row(connection, name).id)
     ledger.close()
-    return [row["values"][0] for row in rows]
+    return [row.values[0] for row in rows]
 
 
 def known(trials: int, directions: tuple[str, ...] = ("maximize",), *, partly: bool = True) -> optuna.Study:
@@ -408,9 +409,9 @@ def test_what_cannot_be_drawn_is_said(tmp_path, monkeypatch):
     of = plots.subject(known(1), None)
     assert plots.lacking("importances", of).endswith("and one is complete")
     assert plots.lacking("pareto", of) == "the study has one objective"
-    with pytest.raises(UserError, match="there is no plot 'histroy': choose of history,"):
+    with pytest.raises(UserError, match="plot 'histroy' does not exist: choose of history,"):
         plots.chosen(["histroy"])
-    with pytest.raises(UserError, match="--metric 'val/x' is no objective of this study: choose val/0"):
+    with pytest.raises(UserError, match="--metric 'val/x' is not an objective of this study: choose val/0"):
         plots.subject(known(1), "val/x")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
@@ -469,7 +470,7 @@ def test_plots_are_left_with_the_study_and_shown_in_its_run(home):
     page = files["plots.html"]
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        uid = queries.study_row(connection, "mlp")["uid"]
+        uid = queries.study_row(connection, "mlp").uid
     ledger.close()
     tracker = MlflowTracker(home.tracking_uri, home.artifacts)
     [view] = tracker.find("mlp", uid)
@@ -567,16 +568,15 @@ def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         row = queries.study_row(connection, "mlp-confirm")
-        trials = queries.trial_rows(connection, row["id"])
-        curves = {(n, key): value for n, key, step, epoch, value in queries.curves(connection, row["id"])}  # the last
-        parents = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])
+        trials = queries.trial_rows(connection, row.id)
+        curves = {(n, key): value for n, key, step, epoch, value in queries.curves(connection, row.id)}  # the last
+        parents = queries.trial_rows(connection, queries.study_row(connection, "mlp").id)
     ledger.close()
     assert [row["trial"] for row in sorted(confirmed["rows"], key=lambda row: best.index(row["trial"]))] == best
-    assert [trial["params"] for trial in trials] == [
-        {**parents[number]["params"], "train.seed": seed} for number in best for seed in (1, 2)
-    ]
+    again = [*(parents[number].params for number in best), {}]  # the last is the default
+    assert [trial.params for trial in trials] == [{**params, "train.seed": seed} for seed in (1, 2) for params in again]
     for row in confirmed["rows"]:
-        runs = [2 * best.index(row["trial"]) + i for i in range(2)]
+        runs = [best.index(row["trial"]) + 3 * i for i in range(2)]
         assert row["selected"] == ended[row["trial"]]
         for field, key in (("again", "val/accuracy"), ("held_out", "test/accuracy")):
             a, b = (curves[run, key] for run in runs)
@@ -587,18 +587,20 @@ def test_the_best_are_confirmed_under_other_seeds(home, confirmed):
     assert means == sorted(means, reverse=True)
     gaps = [row["gap"] for row in confirmed["rows"]]
     assert confirmed["gap"] == pytest.approx({"mean": sum(gaps) / 2, "error": abs(gaps[0] - gaps[1]) / 2, "count": 2})
-    first, second = (2 * best.index(row["trial"]) for row in confirmed["rows"])
-    ahead = [curves[first + i, "val/accuracy"] - curves[second + i, "val/accuracy"] for i in range(2)]
+    first, second = (best.index(row["trial"]) for row in confirmed["rows"])
+    ahead = [curves[first + 3 * i, "val/accuracy"] - curves[second + 3 * i, "val/accuracy"] for i in range(2)]
+    gain = [curves[first + 3 * i, "val/accuracy"] - curves[2 + 3 * i, "val/accuracy"] for i in range(2)]
+    assert confirmed["gain"]["mean"] == pytest.approx(sum(gain) / 2)
     paired = {"mean": sum(ahead) / 2, "error": abs(ahead[0] - ahead[1]) / 2, "count": 2}
     assert confirmed["ahead"] == pytest.approx(paired), "of each seed's difference, not of each trial's mean"
     text = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2").stdout
-    assert f"by {paired['mean']:+.3g} (standard error {paired['error']:.2g}, n = 2 seeds), seed by seed" in text
+    assert f"by {abs(paired['mean']):.3g} (standard error {paired['error']:.2g}, n = 2 seeds), seed by seed" in text
     assert "n = 2 trials)" in text
 
 
 def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     again = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--executor", "inline", "--json")
-    assert json.loads(again.stdout) == confirmed and len(values(home, "mlp-confirm")) == 4
+    assert json.loads(again.stdout) == confirmed and len(values(home, "mlp-confirm")) == 6
     fewer = hpo(home, "confirm", "--study", "mlp", "--top", "1", "--seeds", "2", "--executor", "inline", "--json")
     assert json.loads(fewer.stdout) == confirmed, "what is there is shown, and not trained again"
     unknown = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "--hold-out", "test/acuracy")
@@ -654,7 +656,7 @@ def test_a_confirmation_grows_by_trials_and_by_seeds(home, confirmed):
     confirm(1, 1)
     before = values(home, "grown")
     assert confirm(2, 2) == confirmed | {"name": ""}, "as at once"
-    assert len(values(home, "grown")) == 4 and values(home, "grown")[: len(before)] == before
+    assert len(values(home, "grown")) == 6 and values(home, "grown")[: len(before)] == before
     assert not verify(home, home.storage, None, None).differences
 
 
@@ -677,21 +679,21 @@ def test_the_best_is_ablated_a_parameter_at_a_time(home):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
         study = queries.study_row(connection, "mlp-ablate")
-        trials = queries.trial_rows(connection, study["id"])
-        params = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])[best]["params"]
+        trials = queries.trial_rows(connection, study.id)
+        params = queries.trial_rows(connection, queries.study_row(connection, "mlp").id)[best].params
     ledger.close()
-    by_label = {one["label"]: trial for one, trial in zip(study["spec"]["listed"], trials, strict=True)}
+    by_label = {one["label"]: trial for one, trial in zip(study.spec.listed, trials, strict=True)}
     assert {row["label"] for row in rows} == by_label.keys() - {"as found"}
     again = by_label["as found"]
-    assert again["params"] == params | {"train.seed": 1}, "the seed 0 has selected it, and would flatter it"
-    assert first["value"]["mean"] == again["values"][0]
+    assert again.params == params | {"train.seed": 1}, "the seed 0 has selected it, and would flatter it"
+    assert first["value"]["mean"] == again.values[0]
     for row in rows:
-        assert by_label[row["label"]]["params"].pop("train.seed") == 1
-        assert row["worse"]["mean"] == pytest.approx(again["values"][0] - by_label[row["label"]]["values"][0])
+        assert by_label[row["label"]].params.pop("train.seed") == 1
+        assert row["worse"]["mean"] == pytest.approx(again.values[0] - by_label[row["label"]].values[0])
         if row["label"] == "all defaults":
-            assert by_label[row["label"]]["params"] == {}
+            assert by_label[row["label"]].params == {}
         else:  # and what is there only with it is gone as well
-            gone = params.keys() - by_label[row["label"]]["params"].keys()
+            gone = params.keys() - by_label[row["label"]].params.keys()
             assert row["label"] in gone and gone <= {row["label"], "train.optim.momentum"}
     costs = [row["worse"]["mean"] for row in rows]
     assert costs == sorted(costs, reverse=True)
@@ -715,8 +717,8 @@ def test_another_trial_than_the_best_is_ablated_by_its_number(home):
     assert json.loads(shown.stdout)["trial"] == worst
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        listed = queries.study_row(connection, "mlp-ablate-other")["spec"]["listed"]
-        params = queries.trial_rows(connection, queries.study_row(connection, "mlp")["id"])[worst]["params"]
+        listed = queries.study_row(connection, "mlp-ablate-other").spec.listed
+        params = queries.trial_rows(connection, queries.study_row(connection, "mlp").id)[worst].params
     ledger.close()
     as_found = next(one["params"] for one in listed if one["label"] == "as found")
     assert as_found == params | {"train.seed": 1}
@@ -725,12 +727,12 @@ def test_another_trial_than_the_best_is_ablated_by_its_number(home):
 def test_a_derived_study_is_driven_as_the_one_it_comes_from(home, confirmed):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        driven = [queries.study_row(connection, name)["environment"]["executor"] for name in ("mlp", "mlp-confirm")]
+        driven = [queries.study_row(connection, name).environment["executor"] for name in ("mlp", "mlp-confirm")]
     of = found(ledger, "mlp")
     ledger.close()
     assert driven == ["inline", "inline"]
     for placement, expected in ((PlacementRequest(), "inline"), (PlacementRequest("local", 1), "local")):
-        assert request(of, "x", [], RunDefaults(home, placement, None, None)).executor == expected
+        assert request(of, "x", [{}], RunDefaults(home, placement, None, None)).placement.executor == expected
     with pytest.raises(UserError, match="--executor ray-tune asks a scheduler what is trained"):
         request(of, "x", [], RunDefaults(home, PlacementRequest("ray-tune"), None, None))
 
@@ -740,24 +742,23 @@ def test_of_a_population_it_is_said_whose_training_is_not_repeated(tmp_path):
     """Each generation replaces one of three, so some have trained with the same parameters from the first on."""
     at = Home.at(tmp_path / "home")
     flags = {"reference": str(POPULATION), "name": "bred", "executor": "inline", "overrides": {"pause": 0.0}}
-    assert run(RunRequest(home=at, trials=12, **flags), lambda *_: lambda notice="": None).state == "complete"
+    assert run(request_of(home=at, trials=12, **flags), lambda *_: lambda notice="": None).state == "complete"
     shown = hpo(at, "confirm", "--study", "bred", "--top", "3", "--seeds", "1", "--json")
     assert shown.exit_code == 0, shown.output
     confirmed = {row["trial"]: row for row in json.loads(shown.stdout)["rows"]}
     ledger = Ledger(at.storage, create=False)
     with ledger.read() as connection:
         bred, again = (
-            queries.trial_rows(connection, queries.study_row(connection, name)["id"])
-            for name in ("bred", "bred-confirm")
+            queries.trial_rows(connection, queries.study_row(connection, name).id) for name in ("bred", "bred-confirm")
         )
     ledger.close()
     lines: dict[int, set[str]] = {}  # of each trial the parameters that it and those before it trained with
     for row in bred:
-        lines[row["number"]] = lines.get(row["parent"], set()) | {json.dumps(row["params"], sort_keys=True)}
+        lines[row.number] = lines.get(row.parent, set()) | {json.dumps(row.params, sort_keys=True)}
     assert {number: row["changed"] for number, row in confirmed.items()} == {n: len(lines[n]) > 1 for n in (9, 10, 11)}
     changed = [number for number in confirmed if confirmed[number]["changed"]]
     assert 0 < len(changed) < 3
-    assert {(row["parent"], row["epoch"]) for row in again} == {(None, 4)}, "from the beginning to the end"
+    assert {(row.parent, row.epoch) for row in again} == {(None, 4)}, "from the beginning to the end"
     text = hpo(at, "confirm", "--study", "bred", "--top", "3", "--seeds", "1").stdout
     assert re.findall(r"not repeated: the parameters of trials? ([\d, ]+) changed", text) == [
         ", ".join(map(str, sorted(changed)))

@@ -8,8 +8,8 @@ from statistics import fmean, stdev
 import pytest
 from scipy import stats
 
-from hpo.analysis.follow_up.confirm import MOST_SEEDS, Confirmation, Confirmed, notes, seeds_needed, undecided
-from hpo.analysis.follow_up.derived_study import Spread
+from hpo.analysis.follow_up.confirm import Confirmation, Confirmed, notes, undecided
+from hpo.search.spread import MOST_SEEDS, Spread, seeds_needed
 
 NO_LUCK = "no value differs between the seeds: the training does not use its seed, so luck is not measured"
 

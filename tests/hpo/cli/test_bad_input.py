@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from crafted import open_crafted, put_trial
 from places import ROOT
 from pydantic import BaseModel
@@ -24,14 +25,17 @@ from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from hpo import Choice, Int, Objective, Study
+from hpo.cli.commands import Commands
 from hpo.cli.main import app
 from hpo.declaration import preflight
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.errors import HomeError, UserError
-from hpo.ledger import Ledger, store, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import store, tables
 from hpo.storage.home import Home
-from hpo.tracking import damage, mlflow
+from hpo.tracking.mlflow import damage
+from hpo.tracking.mlflow import tracker as mlflow
 from studies.mlp.config import Config as MlpConfig
 
 pytestmark = pytest.mark.whole
@@ -112,7 +116,7 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "-o", "train.device=cuda"], ["train.device is 'cuda'", "no CUDA device"]),
         (["--study", "mlp", "-o", "train.early_stopping.monitor=loss"], [".monitor='loss' is none of the metrics"]),
         (["--study", "mlp", "-o", "train.checkpoint.monitor=vall/accuracy"], ["'val/accuracy'"]),
-        (["--study", "mlp", "-o", "train.resume_from=/nowhere"], ["train.resume_from='/nowhere' is no directory"]),
+        (["--study", "mlp", "-o", "train.resume_from=/nowhere"], ["train.resume_from='/nowhere' is not a directory"]),
         (["--study", "mlp", "--sampler", "tpp"], ["'tpp'", "tpe, random, qmc, grid"]),
         (["--study", "mlp", "--strategy", "medain"], ["'medain'", "did you mean 'median'?"]),
         (["--study", "mlp", "--executor", "cloud"], ["'cloud'", "inline, local"]),
@@ -122,7 +126,10 @@ def run(*arguments: str, home: Home) -> str:
         (["--study", "mlp", "--storage", "mysql://me:secret@host/db"], ["mysql://me:***@host/db", "sqlite:///"]),
         (["--study", "mlp", "--storage", "nonsense"], ["'nonsense'", "sqlite:///"]),
         (["--study", "mlp", "--storage", "sqlite://"], ["sqlite:///PATH"]),
-        (["--study", "mlp", "-o", "train.optim.name=no_such:SignSGD"], ["no module 'no_such'", "PYTHONPATH"]),
+        (
+            ["--study", "mlp", "-o", "train.optim.name=no_such:SignSGD"],
+            ["module 'no_such' does not exist", "PYTHONPATH"],
+        ),
         (
             ["--study", "mlp", "-o", "train.schedule.name=json:down"],
             ["train.schedule.name='json:down'", "has no 'down'"],
@@ -161,6 +168,9 @@ def run(*arguments: str, home: Home) -> str:
             ["--study", "mlp", "-o", "train.average.decay=0.5", "-o", "train.average.name=swa"],
             ["train.average.decay is set, and train.average.name is 'swa'", "to ema, or leave"],
         ),
+        (["--trials", "2"], ["no study is named: `hpo run FILE.py --trials 20", "` searches one, and `hpo run --help"]),
+        (["--study", "none.yaml"], ["none.yaml cannot be read: No such file or directory; name another file."]),
+        (["--study", "mlp", "-o", "nothing=1"], ["Config has no field 'nothing'; it has "]),
         (["--study", "mlp", "-o", f"train.num_epochs={'9' * 5000}"], ["train.num_epochs='9", "(5002 characters)"]),
     ],
     ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else None,
@@ -282,7 +292,7 @@ def test_numbers_beyond_all_bounds(home, arguments):
         (None, "manifest.json is missing"),
         ("{", "manifest.json cannot be understood"),
         ({"format": 1, "files": {"model.safetensors": {"sha256": "0", "size": 1}}}, "model.safetensors is missing"),
-        ({"format": 1, "files": {}, "epoch": 10}, "has 10 epochs behind it and train.num_epochs is"),
+        ({"format": 1, "files": {}, "epoch": 10}, "has trained 10 epochs and train.num_epochs is"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_started_from(home, tmp_path, manifest, words):
@@ -420,6 +430,22 @@ def test_output_that_cannot_be_written(crafted):
     assert ran.stderr == b"error: standard output cannot be written ([Errno 28] No space left on device).\n"
 
 
+def test_a_pipe_to_another_process_that_breaks_is_no_silent_end():
+    """Typer ends with 1 and without a word on any EPIPE, as if standard output had lost its reader."""
+    app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+
+    @app.command()
+    def write() -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "wb", buffering=0) as pipe:
+            pipe.write(b"request")
+
+    ended = CliRunner().invoke(app, ["write"])
+    assert isinstance(ended.exception, RuntimeError) and isinstance(ended.exception.__cause__, BrokenPipeError)
+
+
 @pytest.mark.usefixtures("process")
 def test_a_working_directory_that_is_gone(crafted, tmp_path):
     ran = spoken(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && hpo status", crafted)
@@ -439,8 +465,8 @@ import os, runpy, signal, sys
 class Interrupt:
     def find_spec(self, name, *_):
         if name == interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
-interrupted = sys.argv.pop(1)
+            os.kill(os.getpid(), number)
+interrupted, number = sys.argv.pop(1), int(sys.argv.pop(1))
 sys.meta_path.insert(0, Interrupt())
 runpy.run_module("hpo", run_name="__main__")
 """
@@ -448,11 +474,18 @@ runpy.run_module("hpo", run_name="__main__")
 
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("module", ["hpo.cli.main", "typer", "hpo.driver.run", "hpo.driver.loop", "optuna"])
-def test_ctrl_c_before_anything_has_begun_is_one_word(home, module):
+def test_ctrl_c_before_anything_has_begun_is_one_word(home, module, number=signal.SIGINT):
     """However early: while the commands themselves are loaded, or what one needs."""
-    command = [sys.executable, "-c", INTERRUPTING, module, "run", *FLAGS, "--sampler", "tpe", "--home", str(home.root)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (130, "interrupted.\n")
+    line = [sys.executable, "-c", INTERRUPTING, module, str(int(number)), "run", *FLAGS, "--sampler", "tpe"]
+    ran = subprocess.run([*line, "--home", str(home.root)], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (128 + number, "interrupted.\n")
+
+
+@pytest.mark.usefixtures("process")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("module", ["typer", "hpo.driver.run"])
+def test_sigterm_before_anything_has_begun_is_one_word(home, module, number):
+    test_ctrl_c_before_anything_has_begun_is_one_word(home, module, number)
 
 
 # A home that may be read and not written. Root may write whatever the modes say, so the file system is made read-only.
@@ -703,7 +736,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written(home, digest, point)
 
 def test_a_lease_that_is_no_time_is_refused(home, monkeypatch):
     monkeypatch.setenv("HPO_LEASE_SECONDS", "abc")
-    assert "HPO_LEASE_SECONDS='abc' is no time" in run("--study", "mlp", home=home)
+    assert "HPO_LEASE_SECONDS='abc' is not a time" in run("--study", "mlp", home=home)
     assert not home.root.exists()
 
 

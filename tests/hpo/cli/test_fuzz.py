@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.errors import HpoError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
-from hpo.tracking import mirror_process, ui
+from hpo.tracking import mirror_process
+from hpo.tracking.ui import serve as ui
 from hpo.workers import worker
 from trainer.redaction import redacted
 
@@ -230,7 +231,7 @@ def place(tmp_path, monkeypatch) -> Path:
     (here / "fuzzed.py").write_text(STUDY)
     home = Home.at(here / ".hpo").create()
     ledger = Ledger(home.storage)
-    driven(ledger, RunRequest(home, str(here / "fuzzed.py"), sampler="random"), trials=2)
+    driven(ledger, request_of(home, str(here / "fuzzed.py"), sampler="random"), trials=2)
     ledger.close()
     (here / "config.yaml").write_text("x: 0.5\n")
 
@@ -240,10 +241,10 @@ def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(Driver, "run", begun)
     monkeypatch.setattr(mirror_process, "spawn", begun)
     monkeypatch.setattr(ui, "start", begun)
+    monkeypatch.setattr(ui, "start_optuna", begun)
     monkeypatch.setattr(worker, "serve", begun)
     monkeypatch.setattr("hpo.analysis.serve.server.serve", begun)
-    monkeypatch.setattr("trainer.distributed.node_server.socket.create_connection", begun)
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # a worker's and a node's would stay behind
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # a worker's would stay behind
     monkeypatch.chdir(here)
     return here
 

@@ -18,24 +18,17 @@ from hpo.analysis.results.format import duration, sparkline
 from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.status import line
 from hpo.analysis.results.trial import describe, detail
-from hpo.cli import live
-from hpo.cli.live import (
-    REFRESH_SECONDS,
-    View,
-    data_report,
-    doing,
-    kept_overrides,
-    screen,
-    short_params,
-    summary,
-    unasked,
-)
 from hpo.clock import FakeClock
+from hpo.display import live
+from hpo.display.live import REFRESH_SECONDS, View, doing, screen, short_params
+from hpo.display.notices import data_report, kept_overrides, unasked
+from hpo.display.summary import summary
 from hpo.driver.request import RunResult
 from hpo.ledger import queries
-from hpo.ledger.tables import asks, checkpoints, events, leases, reports, studies, trials
+from hpo.ledger.database.tables import asks, checkpoints, events, leases, reports, studies, trials
+from hpo.ledger.stored_spec import StoredSpec
 from hpo.search.samplers.registry import SAMPLERS
-from hpo.search.strategies.base import make_strategy, settled
+from hpo.search.strategies.registry import complete, default, make_strategy
 from hpo.storage.home import Home
 
 
@@ -194,7 +187,7 @@ def test_ray_tune_trials_that_go_on_as_others_are_among_those_asked_for(tmp_path
         put_trial(ledger, 3, "running", (0.7,), parent=0)
         progress.refresh()
         assert progress.ended == ended and progress.counts(noun=True) == f"{ended}/10 trials"
-        first = summary(progress, RunResult("crafted", "interrupted", "", 0, 2)).splitlines()[0]
+        first = summary(progress, RunResult("crafted", "interrupted", "", 0, 2), 0.0).splitlines()[0]
         assert first.endswith(" in 0:00, perturbed 2 times" if strategy == "none" else " in 0:00")
         with ledger.read() as connection:
             assert line(queries.status(connection, "crafted")).startswith(
@@ -245,8 +238,9 @@ class Config(BaseModel):
 
 
 def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
-    declared_by_study = Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy
-    by_default = settled(declared_by_study, 50)
+    assert Study("s", Config(), "m:T", {"x": Float(0.0, 1.0)}, [Objective("loss")]).strategy == {}
+    declared_by_study = default(parts=1)
+    by_default = complete(declared_by_study, 50)
     with ledger.write() as connection:
         spec = connection.execute(select(studies.c.spec)).scalar_one()
         connection.execute(update(studies).values(spec=spec | {"strategy": by_default}))
@@ -259,23 +253,25 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
     assert strategy.eta == 3
     plain = {"sampler": "tpe", "objectives": [{}], "earlier": [], "order": "ordered", "window": 8}
-    (declared,) = unasked(plain | {"strategy": {**by_default, "eta": 4}})
+    (declared,) = unasked(StoredSpec.of(plain | {"strategy": {**by_default, "eta": 4}}))
     assert declared.startswith(
-        "strategy: asha: at epochs 4, 16, 64 ... a trial stops unless it is among the best 1/4 of"
+        "strategy: asha: at epochs 4, 16, 64 ... a trial stops unless it is among the best 1/4 that"
     )
-    (bounded,) = unasked(plain | {"strategy": {**by_default, "max_epochs": 13}})
+    (bounded,) = unasked(StoredSpec.of(plain | {"strategy": {**by_default, "max_epochs": 13}}))
     assert bounded.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
-    assert [*unasked(plain | {"strategy": {**by_default, "max_epochs": 4}})] == []
-    assert [*unasked(plain | {"strategy": {"name": "none"}})] == []
-    short = settled(declared_by_study, 3)
+    assert [*unasked(StoredSpec.of(plain | {"strategy": {**by_default, "max_epochs": 4}}))] == []
+    assert [*unasked(StoredSpec.of(plain | {"strategy": {"name": "none"}}))] == []
+    joined = [*unasked(StoredSpec.of(plain | {"strategy": {"name": "none"}}), workers=0)]
+    assert joined == ["no worker begins here: others join by `hpo worker`"]
+    short = complete(declared_by_study, 3)
     for last, words in ((3, "3 epochs"), (4, "4 epochs"), (1, "1 epoch")):
         said = f"strategy: asha: no trial is stopped, since each has {words} and the first rung is epoch 4"
-        assert [*unasked(plain | {"strategy": short}, last=last)] == [said]
-    (reached,) = unasked(plain | {"strategy": by_default}, last=13)
+        assert [*unasked(StoredSpec.of(plain | {"strategy": short}), last=last)] == [said]
+    (reached,) = unasked(StoredSpec.of(plain | {"strategy": by_default}), last=13)
     assert reached.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
-    (ordered,) = unasked(plain | {"strategy": by_default})
-    assert "those that came there before it;" in ordered
-    assert "before it" not in next(iter(unasked(plain | {"strategy": by_default, "order": "async"})))
+    (ordered,) = unasked(StoredSpec.of(plain | {"strategy": by_default}))
+    assert "that reported there before it;" in ordered
+    assert "before it" not in next(iter(unasked(StoredSpec.of(plain | {"strategy": by_default, "order": "async"}))))
 
 
 @pytest.mark.parametrize(
@@ -296,19 +292,19 @@ def test_the_last_epoch_is_that_which_the_study_declares(ledger, config, space, 
 
 def test_a_threshold_without_bounds_is_told_how_to_have_them():
     spec = {"sampler": "tpe", "order": "ordered", "window": 2}
-    (said,) = unasked(spec | {"strategy": make_strategy("threshold").model_dump()})
+    (said,) = unasked(StoredSpec.of(spec | {"strategy": make_strategy("threshold").model_dump()}))
     assert said.startswith("strategy: threshold has no bounds") and said.endswith(
         '{"name": "threshold", "upper": 0.7}.'
     )
     bounded = [make_strategy({"name": "threshold", bound: 0.7}).model_dump() for bound in ("lower", "upper")]
-    assert [[*unasked(spec | {"strategy": one})] for one in bounded] == [[], []]
+    assert [[*unasked(StoredSpec.of(spec | {"strategy": one}))] for one in bounded] == [[], []]
 
 
 def test_workers_that_the_window_leaves_idle_are_told_of():
     spec = {"sampler": "tpe", "strategy": {"name": "none"}, "order": "ordered", "window": 2}
-    (said,) = unasked(spec, 3)
+    (said,) = unasked(StoredSpec.of(spec), 3)
     assert said.startswith("of 3 workers 2 can work at a time") and "--window 6 --allow-drift" in said
-    assert [*unasked(spec, 2)] == [*unasked(spec | {"order": "async"}, 3)] == []
+    assert [*unasked(StoredSpec.of(spec), 2)] == [*unasked(StoredSpec.of(spec | {"order": "async"}), 3)] == []
 
 
 @pytest.mark.parametrize(
@@ -323,18 +319,18 @@ def test_workers_that_the_window_leaves_idle_are_told_of():
 def test_what_auto_chooses_is_said_first(objectives, earlier, said):
     spec = {"sampler": "auto", "objectives": [{}] * objectives, "earlier": [{}] * earlier}
     spec |= {"strategy": {"name": "none"}, "order": "ordered", "window": 4}
-    assert [*unasked(spec)] == [f"sampler: auto, which is {said}"]
+    assert [*unasked(StoredSpec.of(spec))] == [f"sampler: auto, which is {said}"]
 
 
 def test_a_sampler_whose_asks_take_seconds_is_announced():
     spec = {"objectives": [{}], "earlier": [], "strategy": {"name": "none"}, "order": "ordered", "window": 4}
-    [said] = unasked(spec | {"sampler": "gp"})
+    [said] = unasked(StoredSpec.of(spec | {"sampler": "gp"}))
     assert said.startswith("sampler: gp, which takes 2 to 9 s of processor time for each trial")
     for name in SAMPLERS.keys() - {"gp", "auto"}:
-        assert not [*unasked(spec | {"sampler": name})], name
+        assert not [*unasked(StoredSpec.of(spec | {"sampler": name}))], name
     planned = spec | {"sampler": "auto", "planned": {"grid": 12}}
     why = "since there are 12 configurations, and trials for each of them"
-    assert [*unasked(planned)] == [f"sampler: auto, which is grid, {why}"]
+    assert [*unasked(StoredSpec.of(planned))] == [f"sampler: auto, which is grid, {why}"]
 
 
 def test_the_live_screen_fits_the_terminal_and_keeps_the_best_in_sight(ledger):
@@ -426,6 +422,22 @@ def test_an_objective_that_a_first_epoch_lacks_is_told_of_once(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("last", "said"), [(0.5, True), (0.4, False)])
+def test_first_trials_of_one_value_are_told_of_once(tmp_path, last, said):
+    ledger, clock, pipe = open_crafted(tmp_path / "ledger.db"), FakeClock(), console(400)
+    view = View(ledger, "crafted", pipe, workers=2, clock=clock).start()
+    for number in range(7):
+        put_trial(ledger, number, "complete", (last if number == 4 else 0.5,))
+        clock.sleep(1.0)
+        view.tick()
+    ledger.close()
+    told = (
+        "the first 5 complete trials all have val/accuracy 0.5, whatever their parameters: see that what is trained "
+        "reads train.optim.lr."
+    )
+    assert pipe.file.getvalue().count(told) == said and ("whatever" in pipe.file.getvalue()) is said
+
+
 @pytest.mark.parametrize("bound", ["val/los", "time/epoch_seconds"])
 def test_a_misspelt_constraint_is_told_of_as_an_objective_is(tmp_path, bound):
     """But not one by what the machine takes, which is measured apart from what the task reports."""
@@ -468,25 +480,25 @@ def test_why_a_trial_failed_is_in_the_table_and_the_summary(ledger):
     clock.sleep(5.0)
     view.tick()
     assert "own.py:3, in loss: ValueError: twice" in text_of(screen(view.progress, "heading", 120, 24), 120)
-    ended = summary(view.progress, RunResult("crafted", "complete", "", 0, None))
+    ended = summary(view.progress, RunResult("crafted", "complete", "", 0, None), 0.0)
     assert "hpo show 1 --study crafted" in ended
 
 
 def test_the_summary_says_what_to_do_next(ledger):
     put_trial(ledger, 0, "complete", (0.5,), params={"train.optim.lr": 0.001})
     progress = Progress(ledger, "crafted", FakeClock())
-    interrupted = summary(progress, RunResult("crafted", "interrupted", "", 3, 2))
+    interrupted = summary(progress, RunResult("crafted", "interrupted", "", 3, 2), 0.0)
     assert "crafted: interrupted, 1 of 10 trials ended (1 complete)" in interrupted
     assert "hpo resume --study crafted" in interrupted
     assert "behind by 3" in interrupted
-    complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
+    complete = summary(progress, RunResult("crafted", "complete", "", 0, None), 0.0)
     assert "best: trial 0, val/accuracy 0.5\n  train.optim.lr = 0.001" in complete
     assert "hpo resume" not in complete
     assert "hpo best --study crafted     how to train it" in complete, "no checkpoint is kept"
     with ledger.write() as connection:
         kept = {"trial_id": 1, "step": 10, "epoch": 1, "path": "step-10", "sha256": "0" * 64, "size": 1, "metrics": {}}
         connection.execute(insert(checkpoints).values(kept | {"state": "kept", "fence": 1, "revision": 1, "at": 0.0}))
-    complete = summary(progress, RunResult("crafted", "complete", "", 0, None))
+    complete = summary(progress, RunResult("crafted", "complete", "", 0, None), 0.0)
     assert "hpo best --study crafted     its checkpoint, and how to train it" in complete
     assert "behind" not in complete
 
@@ -503,7 +515,9 @@ def test_the_summary_counts_skipped_steps_and_long_warmups(ledger):
                 fields = {"reason": "train.average.decay=0.5 is read only with train.average.name=ema."}
                 row = {"study_id": study, "trial_id": trial, "kind": kind, "fields": fields, "revision": 1, "at": 0.0}
                 connection.execute(insert(events).values(**row, uid=f"{number}.{i}"))
-    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None)).splitlines()
+    said = summary(
+        Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None), 0.0
+    ).splitlines()
     (skipped,) = (line for line in said if "skipped" in line)
     assert skipped.startswith("in 2 trials steps were skipped") and "`hpo show 1 --study crafted`" in skipped
     (cold,) = (line for line in said if "warmup" in line)
@@ -540,14 +554,23 @@ def test_of_folds_it_says_how_often_steps_were_skipped(ledger, tmp_path):
 
 
 def test_before_any_trial_has_ended_nothing_is_counted(ledger):
-    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "interrupted", "", 0, 2))
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "interrupted", "", 0, 2), 0.0)
     assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:00")
+
+
+def test_the_time_that_a_run_took_begins_with_its_command(ledger):
+    """The first view appears five seconds after the command, once the study is read and its workers are prepared."""
+    clock = FakeClock(100.0)
+    view = View(ledger, "crafted", Console(quiet=True), workers=1, clock=clock, since=95.0)
+    clock.sleep(6.0)
+    said = summary(view.progress, RunResult("crafted", "interrupted", "", 0, 2), view.seconds)
+    assert said.startswith("crafted: interrupted, 0 of 10 trials ended in 0:11")
 
 
 def test_of_configurations_that_were_listed_none_is_called_the_best(tmp_path):
     ledger = open_crafted(tmp_path / "ledger.db", listed=[{"label": "as found", "params": {"train.seed": 1}}])
     put_trial(ledger, 0, "complete", (0.5,), params={"train.seed": 1})
-    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None))
+    said = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None), 0.0)
     ledger.close()
     assert "1 of 10 trials ended (1 complete)" in said and "hpo compare" in said
     assert "best" not in said and "seed" not in said
@@ -571,8 +594,8 @@ def test_a_study_without_a_number_of_trials_shows_the_budget_it_has(ledger):
     assert to.file.getvalue().startswith("crafted: 40 epochs or 1h30m, 1 trial done before; tpe")
     assert "1 trial, 2/40 epochs" in text_of(screen(progress, "heading", 100, 24))
     reason = RunResult("crafted", "interrupted", "the time is used up", 0, None)
-    assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason)
-    assert "goes on from the last checkpoints" not in summary(progress, reason)
+    assert "crafted: interrupted, 1 trial ended (1 complete)" in summary(progress, reason, 0.0)
+    assert "goes on from the last checkpoints" not in summary(progress, reason, 0.0)
 
 
 def put_ended(ledger, numbers: range) -> None:
@@ -609,13 +632,13 @@ def test_a_refresh_costs_the_same_after_1000_trials_as_after_10(tmp_path):
 
 
 def test_a_run_names_the_overrides_the_study_keeps():
-    spec = {"overrides": {"train.num_epochs": 2, "train.optim.name": "sgd"}}
+    spec = StoredSpec.of({"overrides": {"train.num_epochs": 2, "train.optim.name": "sgd"}})
     assert 'kept from before: train.optim.name="sgd";' in kept_overrides(spec, {"train.num_epochs": 2})
-    assert kept_overrides(spec, spec["overrides"]) == ""
-    fused = {"overrides": {"train.lanes": 16}}
+    assert kept_overrides(spec, spec.overrides) == ""
+    fused, single = (StoredSpec.of({"overrides": {"train.lanes": lanes}}) for lanes in (16, 1))
     assert kept_overrides(fused, {}) == kept_overrides(fused, {"preset": "small"})
     assert kept_overrides(fused, {}) == "train.lanes=16, with which this study began"
-    assert kept_overrides(fused, {"train.lanes": 16}) == kept_overrides({"overrides": {"train.lanes": 1}}, {}) == ""
+    assert kept_overrides(fused, {"train.lanes": 16}) == kept_overrides(single, {}) == ""
     assert kept_overrides(spec, {"preset": "small"}) == kept_overrides(spec, None) == ""  # replaced; nothing was named
 
 

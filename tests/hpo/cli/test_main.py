@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from hpo.cli import driving
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
-from hpo.ledger import Ledger, queries, tables
-from hpo.ledger.tables import attempts, trials
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
+from hpo.ledger.database.tables import attempts, trials
 from hpo.space.config import flatten, load_yaml, parse_override
 from hpo.storage.home import Home
 from hpo.tracking import mirror_process
@@ -33,45 +34,53 @@ SEVERAL = str(HARNESS / "several_study.py")
 # Adding to this is a decision, taking away from it breaks somebody's script.
 SURFACE = {
     "init": "name",
-    "run": "--study --trials --epochs --time --name --workers --executor --cpus-per-worker "
-    "--gpus-per-worker --scheduler --sampler --strategy --order --window --seed --tier --enqueue "
-    "--warm-start -o --config --home --storage --checkpoints --max-bytes --tracking-uri --tracker "
-    "--alert --tag --allow-drift --json",
-    "resume": "--study --trials --epochs --time --workers --executor --cpus-per-worker --gpus-per-worker "
-    "--scheduler --home --storage --max-bytes --tracking-uri --tracker --alert --allow-drift --json",
+    "run": "declaration --study --trials --epochs --time --target --patience --stop-when --name --workers --executor "
+    "--cpus-per-worker "
+    "--gpus-per-worker --scheduler --sampler --strategy --order --window --seed --tier --finish --confirm --enqueue "
+    "--learn-from --warm-start -o --config --home --storage --checkpoints --max-bytes --tracking-uri --tracker "
+    "--alert --tag --allow-drift --outage-wait --log-format --json",
+    "resume": "--study --trials --epochs --time --target --patience --stop-when --workers --executor --cpus-per-worker "
+    "--gpus-per-worker "
+    "--scheduler --finish --confirm --home --storage --max-bytes --tracking-uri --tracker --alert --allow-drift "
+    "--outage-wait --log-format --json",
     "status": "--study --json --home --storage",
     "best": "--study --trial --json --to --force --save --home --storage",
     "show": "number --study --all --json --home --storage",
     "tag": "of given --remove --study --json --home --storage --tracking-uri",
     "compare": "--study --top --all --json --to --force --csv --parquet --home --storage",
     "watch": "--study --once --home --storage",
-    "serve": "--port --host --allowed-host --root-path --mlflow --open --home --storage",
+    "serve": "--port --host --allowed-host --root-path --mlflow --open --metrics --probes --log-format --home "
+    "--storage",
     "doctor": "--json --home --storage --tracking-uri",
     "ui": "--study --port --open --optuna --home --storage --tracking-uri",
     "verify": "--study --json --home --storage --tracking-uri",
-    "sync": "--study --json --home --storage --tracking-uri",
+    "sync": "--study --deleted --json --home --storage --tracking-uri",
     "alert": "targets --json",
     "plot": "kinds --study --metric --to --force --save --json --home --storage --tracking-uri",
     "report": "studies --study --to --force --out --json --home --storage --tracking-uri",
     "importance": "--study --metric --evaluator --json --home --storage",
+    "forecast": "--study --trials --json --home --storage",
     "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home "
     "--storage --tracking-uri",
     "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
     "soup": "--study --top --trial --to --force --save --json --home --storage --tracking-uri",
-    "promote": "number --name --alias --undo --dry-run --study --json --home --storage --tracking-uri",
+    "promote": "number --name --alias --undo --dry-run --as-owner --study --json --home --storage --tracking-uri",
     "export": "--to number --format --force --study --name --json --home --storage",
     "import": "",
-    "rm": "--study --dry-run --yes --leave-mlflow --json --home --storage --tracking-uri",
+    "extend": "number --study --name --workers --executor -o --json --home --storage --tracking-uri",
+    "rm": "trials --study --dry-run --yes --as-owner --leave-mlflow --json --home --storage --tracking-uri",
+    "log": "--study --last --json --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --to --force --save --json --home --storage",
     "lr-find": "--study -o --config --low --high --steps --to --force --save --json --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --to --force --save --json "
     "--home --storage --tracking-uri",
     "plan": "--study --memory -o --config --json --home --storage",
     "batch-find": "--study -o --config --steps --json --home --storage",
-    "worker": "--storage --home --study",
+    "worker": "--storage --home --study --stay --outage-wait --probes --metrics --log-format",
     "node": "rendezvous --storage",
-    "migrate": "--storage --wait",
+    "repair": "--study --dry-run --json --home --storage --tracking-uri",
+    "migrate": "--storage --wait --check",
 }
 
 
@@ -112,7 +121,7 @@ def test_surface_is_frozen():
 def test_help_names_every_sampler_strategy_order_and_executor():
     from hpo.driver.resolve import ORDERS
     from hpo.search.samplers.registry import SAMPLERS
-    from hpo.search.strategies.base import STRATEGIES
+    from hpo.search.strategies.registry import STRATEGIES
     from hpo.workers.executors.placement import EXECUTORS
 
     text = hpo("run", "--help").stdout
@@ -127,7 +136,7 @@ def test_help_names_every_sampler_strategy_order_and_executor():
         ["run"],
         ["run", "--study", "mlp", "--trials", "0"],
         ["run", "--study", "mlp", "--trials", "many"],
-        ["run", "--study", "mlp", "--trials", "1", "--workers", "0"],
+        ["run", "--study", "mlp", "--trials", "1", "--workers", "none"],
         ["run", "--study", "mlp", "--trials", "1", "--nosuch"],
         ["compare", "--top", "0"],
         ["show", "first"],
@@ -173,14 +182,19 @@ def test_status_as_json(crafted, home):
             "value": 0.5,
             "values": {"val/accuracy": 0.5},
             "params": {"train.optim.lr": 0.25},
+            "seeds": None,
+            "finished": None,
         },
         "front": [],
         "epochs_trained": 3,
         "replaced": 0,
+        "removed": 0,
+        "removed_cost": {"states": {}, "epochs": 0, "seconds": 0.0},
         "imported": None,
         "alerts": {},
         "tags": {},
         "lanes": {"trials": 0, "groups": 0},
+        "forecast": None,
         "idle": None,
         "derived": [],
         "reason": "",
@@ -196,7 +210,7 @@ def test_status_as_text(crafted, home):
     put_trial(crafted, 1, "running")
     lines = hpo("status", "--study", "crafted", home=home).stdout.splitlines()
     assert lines[0] == "crafted: interrupted, 1 of 10 trials ended"
-    assert lines[1] == "  1 cut off (until a resume), 1 complete"
+    assert lines[1] == "  1 to resume, 1 complete"
     assert lines[2:4] == ["  2 epochs trained in 2 attempts, 0s used", "  best: trial 0, 0.5"]
 
 
@@ -233,7 +247,7 @@ def test_a_derived_study_never_makes_a_command_ambiguous(home, command):
                 spec = connection.execute(select(tables.studies.c.spec).where(row)).scalar_one()
                 connection.execute(update(tables.studies).where(row).values(spec=spec | {"listed_of": "mine"}))
     result = hpo(*command, home=home)
-    said = f"study mine, the only one in {home.root} beside mine-confirm, mine-ablate, derived from it"
+    said = f"study mine, the only one in {home.root} apart from mine-confirm, mine-ablate, derived from it"
     assert result.stderr.splitlines()[0] == said
     assert "name one with --study" not in result.stderr
     assert hpo("status", home=home).stdout.count("\n") == 3
@@ -270,20 +284,22 @@ def test_a_ledger_without_a_study_is_refused(home):
 def test_an_unknown_study_names_those_there_are(crafted, home, command):
     line = refused(hpo(command, "--study", "craftde", home=home), 2)
     assert "'craftde'" in line
-    assert "it holds crafted" in line
+    assert "(it holds crafted); did you mean 'crafted'?" in line
+    other = refused(hpo(command, "--study", "x", home=home), 2)
+    assert "(it holds crafted): start it with `hpo run`, or name the right --home." in other
 
 
 @pytest.mark.parametrize("command", ["status", "best", "compare", "resume", "verify", "sync"])
 def test_a_home_without_a_ledger_is_left_as_it_is(home, command):
     line = refused(hpo(command, home=home), 2)
-    assert f"there is no ledger at {home.root}/ledger.db" in line
+    assert f"the ledger {home.root}/ledger.db does not exist" in line
     assert not home.root.exists()
 
 
 def test_best_gives_its_checkpoint_and_a_command_that_says_the_same(crafted, home, tmp_path):
     from sqlalchemy import insert
 
-    from hpo.ledger.tables import checkpoints
+    from hpo.ledger.database.tables import checkpoints
 
     params = {"train.optim.name": "adamw", "train.optim.lr": 1e-05, "model.sizes": [1, 2], "model.bias": True}
     put_trial(crafted, 0, "complete", (0.4,))
@@ -323,7 +339,7 @@ def test_a_checkpoint_stands_with_its_own_epoch_and_values(crafted, home):
     """The value is the last epoch's, the checkpoint the first one's: neither may be read as the other."""
     from sqlalchemy import insert
 
-    from hpo.ledger.tables import checkpoints
+    from hpo.ledger.database.tables import checkpoints
 
     measured = {1: {"val/accuracy": 0.7, "val/loss": 0.4}, 2: {"val/accuracy": 0.9, "val/loss": 0.6}}
     trial = put_trial(crafted, 0, "complete", (0.7, 0.9), metrics={"val/loss": (0.4, 0.6)})
@@ -361,7 +377,7 @@ def test_show_tells_all_about_a_trial(crafted, home):
         "epoch 2, step 20, 1:30 from its start to its end",
         "error: ValueError: no",
     ]
-    assert re.search(r"train\.optim\.lr +0\.1 +the study itself has null", text)
+    assert re.search(r"train\.optim\.lr +0\.1 +default null", text)
     assert re.search(r"val/accuracy +▁█ +last 0\.3 +min 0\.1 +max 0\.3", text)
     assert re.search(r"1 +box:41 +steps 0 to 20 +running", text)
     assert text.endswith("\nTraceback:\n  here\nValueError: no\n")
@@ -425,15 +441,15 @@ def test_ctrl_c_at_the_very_end_still_says_how_the_study_ended(tmp_path, monkeyp
 
 @pytest.mark.usefixtures("process")
 def test_ctrl_c_while_the_end_is_told_changes_nothing(tmp_path, monkeypatch):
-    from hpo.cli import live
+    from hpo.display import summary as display
 
-    summary = live.summary
+    summary = display.summary
 
     def interrupted(*arguments):
         os.kill(os.getpid(), signal.SIGINT)
         return summary(*arguments)
 
-    monkeypatch.setattr(live, "summary", interrupted)
+    monkeypatch.setattr(display, "summary", interrupted)
     flags = ("--study", SEVERAL, "--trials", "2", "--executor", "inline", "--sampler", "random")
     ended = hpo("run", *flags, home=Home(tmp_path))
     assert ended.exit_code == 0 and "several: complete, 2 of 2 trials ended" in ended.stdout

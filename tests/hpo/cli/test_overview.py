@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.cli.overview import FIRST, HEADINGS
+from hpo.cli.overview import FIRST, HEADINGS, OPTIONS
 
 
 def shown(*words: str) -> str:
@@ -43,6 +43,18 @@ def test_the_list_of_commands_cuts_no_sentence_off_in_80_columns():
         rows = lines[begin : begin + len(names)]
         assert [row.split()[0] for row in rows] == [*names]
         assert all(row.endswith(".") and not row.endswith("...") and len(row) <= 80 for row in rows)
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_each_option_of_a_run_stands_below_one_heading(command):
+    lines = shown(command, "--help").splitlines()
+    assert [line[:-1] for line in lines if re.fullmatch(r"\w+:", line)] == [*OPTIONS]
+    parameters = get_command(app).commands[command].params  # pyright: ignore[reportAttributeAccessIssue]
+    listed = [name for names in OPTIONS.values() for name in names]
+    assert len(listed) == len(set(listed)) and {parameter.name for parameter in parameters} <= {*listed}
+    for parameter in parameters:
+        flag = parameter.opts[0] if parameter.param_type_name == "option" else "[STUDY]"
+        assert sum(line.startswith(f"  {flag} ") for line in lines) == 1, flag
 
 
 def test_a_group_alone_shows_its_commands():

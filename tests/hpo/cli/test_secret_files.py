@@ -29,7 +29,7 @@ def test_without_files_nothing_changes():
         (b"", "is empty"),
         (b" \n", "is empty"),
         (b"one\ntwo\n", "holds 2 lines"),
-        (b"\xff\xfe", "is no text"),
+        (b"\xff\xfe", "is not text"),
     ],
 )
 def test_what_a_file_does_not_hold_is_said_with_its_setting_and_the_fix(tmp_path, content, said):

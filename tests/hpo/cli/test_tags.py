@@ -80,8 +80,8 @@ def test_an_exported_study_has_its_tags(crafted, monkeypatch):
         (["0", "mlflow.note.content=x"], "is the platform's own"),
         (["0", "--remove", "team"], "trial 0 of study 'crafted' has no tag 'team': it has none."),
         (["0", "a=b", "--remove", "a"], "tag 'a' is set and removed at once"),
-        (["team=vision"], "'team=vision' is no trial: give its number, or `study`"),
-        (["9" * 20, "a=b"], "'99999999999999999999' is no trial: give its number, or `study`"),
+        (["team=vision"], "'team=vision' is not a trial: give its number, or `study`"),
+        (["9" * 20, "a=b"], "'99999999999999999999' is not a trial: give its number, or `study`"),
         (["-1", "a=b"], "No such option"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import hpo
-from hpo.declaration import behaviour, bundled
+from hpo.declaration import behaviour, bundled, content
 from hpo.declaration.behaviour import CHANGES, Change, clause, parts_of, runnable, settle, version
 from hpo.declaration.identity import drift
 from hpo.declaration.loading import shipped
@@ -76,7 +76,7 @@ def test_a_users_file_that_imports_a_bundled_study_uses_its_version(tmp_path):
     (tmp_path / "own.py").write_text("from studies.mlp import STUDY\n")
 
     study = load(f"{tmp_path}/own.py")
-    assert study.bundled() == ["mlp"] and [*study.code_sha256()] == [""]
+    assert content.bundled_studies(study) == ["mlp"] and [*content.code_sha256(study)] == [""]
 
 
 def test_shared_code_counts_as_each_study_where_none_is_named():

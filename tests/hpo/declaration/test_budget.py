@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from made_rows import study_row
 
 from hpo.declaration.budget import Budget, parse_time
 from hpo.errors import UserError
@@ -27,7 +28,7 @@ def test_what_is_no_time_is_refused(text):
 def test_what_is_given_stands_over_what_was_stored():
     assert Budget(epochs=5).over(Budget(trials=3, epochs=4)) == Budget(trials=3, epochs=5)
     stored = Budget(trials=3, seconds=60.0)
-    assert Budget.of(stored.columns()) == stored
+    assert Budget.of(study_row(**stored.columns())) == stored
     assert not Budget() and Budget(seconds=1.0)
 
 
@@ -36,9 +37,9 @@ def test_a_bound_may_be_repeated_but_not_lowered_below_what_is_used():
     stored.check("s", stored, used)
     Budget(trials=9, epochs=45, seconds=90.0).check("s", stored, used)
     for given, words in (
-        (Budget(trials=3), "--trials 3: study 's' has 8 trials behind it"),
-        (Budget(epochs=43), "--epochs 43: study 's' has 44 epochs behind it"),
-        (Budget(seconds=30.0), "--time 30s: study 's' has 1m1s behind it"),
+        (Budget(trials=3), "--trials 3: study 's' has used 8 trials already"),
+        (Budget(epochs=43), "--epochs 43: study 's' has used 44 epochs already"),
+        (Budget(seconds=30.0), "--time 30s: study 's' has used 1m1s already"),
     ):
         with pytest.raises(UserError, match=words):
             given.check("s", stored, used)

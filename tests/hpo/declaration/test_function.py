@@ -20,7 +20,7 @@ from hpo.clock import SystemClock
 from hpo.declaration.function_trial import Ended, FunctionTask, Parameters
 from hpo.errors import HpoError, StudyError
 from hpo.ledger import Ledger
-from hpo.ledger.tables import asks, checkpoints, events, reports, trials
+from hpo.ledger.database.tables import asks, checkpoints, events, reports, trials
 from hpo.storage.home import Home
 from trainer.checkpoint.store import CheckpointStore
 from trainer.errors import TrainerError
@@ -75,10 +75,10 @@ def test_a_function_declares_a_study_of_its_parameters():
         ({"space": {"train": Float(0.0, 1.0)}}, "cannot be called 'train'"),
         ({"space": {"copy": Float(0.0, 1.0)}}, "cannot be called 'copy'"),
         ({"space": {"items": Float(0.0, 1.0)}}, "cannot be called 'items'"),
-        ({"space": {"lr": (1e-4, 1e-1)}}, "is no dimension: write hpo.Float(0.0001, 0.1)."),
-        ({"space": {"width": [4, 64]}}, "is no dimension: write hpo.Int(4, 64)."),
-        ({"space": {"kind": ["a", "b"]}}, "is no dimension: write hpo.Choice(['a', 'b'])."),
-        ({"space": {"lr": 0.1}}, "is no dimension: write hpo.Float(0.0, 1.0)."),
+        ({"space": {"lr": (1e-4, 1e-1)}}, "is not a dimension: write hpo.Float(0.0001, 0.1)."),
+        ({"space": {"width": [4, 64]}}, "is not a dimension: write hpo.Int(4, 64)."),
+        ({"space": {"kind": ["a", "b"]}}, "is not a dimension: write hpo.Choice(['a', 'b'])."),
+        ({"space": {"lr": 0.1}}, "is not a dimension: write hpo.Float(0.0, 1.0)."),
         ({"space": {"lr": Float(1.0, 0.1)}}, "low=1.0 is above high=0.1; swap them"),
         ({"constants": {"lr": 1.0}}, "'lr' is searched and a constant"),
         ({"num_epochs": 0}, "num_epochs=0 must be a whole number from 1"),
@@ -120,7 +120,7 @@ def test_a_file_with_one_study_needs_no_name(tmp_path):
 def test_parameters_are_read_by_attribute_and_by_key():
     params = Parameters({"lr": 0.1, "width": 8})
     assert params.lr == params["lr"] == 0.1 and dict(params) == {"lr": 0.1, "width": 8}
-    with pytest.raises(AttributeError, match="there is no parameter 'rate': there are lr, width"):
+    with pytest.raises(AttributeError, match="unknown parameter 'rate'; known: lr, width"):
         params.rate  # noqa: B018
 
 
@@ -204,10 +204,10 @@ def deaf(trial):
     ("function", "error", "said"),
     [
         (lambda trial: None, TrainerError, "ended without a report: call trial.report(epoch, {'val/loss': ...})"),
-        (lambda trial: "fine", TrainerError, "metric 'val/loss' is no number but 'fine'"),
+        (lambda trial: "fine", TrainerError, "metric 'val/loss' is not a number but 'fine'"),
         (lambda trial: (1.0, 2.0), TrainerError, "returned (1.0, 2.0): return val/loss, in this order"),
-        (lambda trial: "0.5", TrainerError, "metric 'val/loss' is no number but '0.5': give a float of it"),
-        (lambda trial: trial.report(1, {"val/loss": b"0.5"}), TrainerError, "is no number but b'0.5'"),
+        (lambda trial: "0.5", TrainerError, "metric 'val/loss' is not a number but '0.5': give a float of it"),
+        (lambda trial: trial.report(1, {"val/loss": b"0.5"}), TrainerError, "is not a number but b'0.5'"),
         (
             lambda trial: trial.report(1, {0: 0.5, "val/loss": 1.0}),
             TrainerError,
@@ -228,14 +228,30 @@ def deaf(trial):
             "gave True at epoch 2, and the function went on to epoch 3: return then, `if trial.report(...): return`.",
         ),
         (lambda trial: trial.report(metrics={"val/loss": 1.0}), TrainerError, "takes an epoch or a step"),
-        (lambda trial: trial.report(1.5, {"val/loss": 1.0}), TrainerError, "trial.report(epoch=1.5)"),
+        *(
+            (
+                lambda trial, epoch=epoch: trial.report(epoch, {"val/loss": 1.0}),
+                TrainerError,
+                f"trial.report(epoch={shown}): give a whole number from 1.",
+            )
+            for epoch, shown in (
+                (1.5, "1.5"),
+                ("a", "'a'"),
+                ("1", "'1'"),
+                (True, "True"),
+                (math.nan, "nan"),
+                (math.inf, "inf"),
+                ([1], "[1]"),
+                (2**63, "9223372036854775808"),
+            )
+        ),
         (
             lambda trial: trial.save("/nowhere"),
             TrainerError,
             "/nowhere cannot be saved (No such file or directory): write it first",
         ),
         (lambda trial: trial.save(trial.directory), TrainerError, "there is nothing to save in"),
-        (lambda trial: trial.save("/dev/null"), TrainerError, "it is no regular file"),
+        (lambda trial: trial.save("/dev/null"), TrainerError, "it is not a regular file"),
         (lambda trial: trial.save({"../x": __file__}), TrainerError, "cannot name a file of a checkpoint"),
         (lambda trial: trial.save({"/x": __file__}), TrainerError, "cannot name a file of a checkpoint"),
     ],
@@ -310,7 +326,7 @@ def test_the_platforms_run_is_the_function_called_by_hand(driven, tmp_path):
     [
         ("1, {'loss': 1.0}", "none", "trial.report(epoch=1) comes after epoch 2"),
         ("3, {'loss': 1.0}", "threshold", "gave True at epoch 2, and the function went on to epoch 3: return then"),
-        ("3, {'loss': 'low'}", "none", "metric 'loss' is no number but 'low'"),
+        ("3, {'loss': 'low'}", "none", "metric 'loss' is not a number but 'low'"),
         ("3, {'loss': 1.0, '': 1.0}", "none", "metric name '' cannot be stored"),
         ("2**31, {'loss': 1.0}", "none", "step 2147483648 cannot be reported"),
     ],

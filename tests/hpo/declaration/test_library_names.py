@@ -59,6 +59,20 @@ def test_a_sibling_with_a_librarys_name_is_told_of_where_it_is_imported(beside, 
         load(file)
 
 
+def test_siblings_of_one_name_in_two_directories_are_never_mixed(tmp_path, monkeypatch):
+    """Python imports a name once: the second study would get the first one's module, in silence."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for directory, name in (("a", "first"), ("b", "second"), ("c", "first")):
+        (tmp_path / directory).mkdir()
+        text = BASE.replace("study(name)", f"study(_={name!r}, name={name!r})")
+        (tmp_path / directory / "shared_base.py").write_text(text)
+        (tmp_path / directory / "mine.py").write_text("from shared_base import study\nSTUDY = study()\n")
+    assert load(str(tmp_path / "a" / "mine.py")).name == "first"
+    with pytest.raises(StudyError, match=r"b/mine\.py imports shared_base, .* imported from .*/a/shared_base\.py"):
+        load(str(tmp_path / "b" / "mine.py"))
+    assert load(str(tmp_path / "c" / "mine.py")).name == "first", "the same text is the same module"
+
+
 @pytest.mark.usefixtures("process")
 def test_what_libraries_import_late_is_never_the_users(beside, tmp_path):
     """A new process, in the study's directory, with a file for each module of Python's and of libraries."""

@@ -23,10 +23,10 @@ def test_libraries_that_a_study_imports_say_nothing_of_no_use(process, tmp_path)
 
 @pytest.mark.whole
 def test_a_run_reads_a_study_that_imports_something_slow_once(process, tmp_path, monkeypatch):
-    """`slow.py` counts how often it is imported by the process of the command, which also trains."""
-    (tmp_path / "slow.py").write_text("with open('imports', 'a') as file:\n    file.write('x')\n")
+    """`imported_once.py` records its imports; no other test may leave a module of its name in this process."""
+    (tmp_path / "imported_once.py").write_text("with open('imports', 'a') as file:\n    file.write('x')\n")
     (tmp_path / "train.py").write_text(
-        "import hpo, slow\n"
+        "import hpo, imported_once\n"
         "@hpo.study(space={'x': hpo.Float(0, 1)}, minimize='loss')\n"
         "def train(trial):\n"
         "    trial.report(1, {'loss': trial.params.x})\n"

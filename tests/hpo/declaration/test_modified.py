@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpo.declaration import code_digest, identity
 from hpo.declaration.resolved import ResolvedStudy
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import DriftError
 from hpo.storage.home import Home
@@ -18,7 +17,7 @@ from hpo.storage.home import Home
 # Edit -> (file, text, what takes its place), none of which changes a result.
 EDITS = {
     "a reworded message of the search": ("hpo/search/samplers/cmaes.py", "takes one objective", "has one"),
-    "a reworded message of the trainer": ("trainer/config/__init__.py", "leave one of them out.", "drop one."),
+    "a reworded message of the trainer": ("trainer/config/combinations.py", "leave one of them out.", "drop one."),
     "a renamed local": ("trainer/optim/lion.py", "", "def more(a):\n    b = a\n    return b\n"),
     "a reworded message of atft": ("studies/atft/panel.py", "", "MESSAGE = 'no stocks'\n"),
     "an added sampler": ("hpo/search/samplers/anew.py", "", "class Anew:\n    pass\n"),
@@ -46,7 +45,7 @@ def edited(tree: Path, file: str, old: str, new: str) -> None:
 
 
 def resolved(reference: str, home: Path) -> ResolvedStudy:
-    return declare(RunRequest(Home(home), reference=reference), None, workers=1)
+    return declare(request_of(Home(home), reference=reference), None, workers=1)
 
 
 def test_the_code_is_the_one_whose_behaviour_was_shown():
@@ -95,11 +94,11 @@ def test_a_study_that_began_with_modified_code_goes_on_with_it(tree, tmp_path):
 
 def test_a_worker_with_modified_code_is_refused(tree, tmp_path):
     study = resolved("mlp", tmp_path)
-    row: dict[str, Any] = {"name": "mlp", "environment": {"host": "a"}, "identity": identity.identity(study)}
-    identity.check_worker(row, study.study)
+    begun = identity.identity(study)
+    identity.check_worker(study, begun, {"host": "a"})
     edited(tree, "trainer/step.py", "", "MORE = 1\n")
     with pytest.raises(DriftError, match="here the code of the trainer is modified"):
-        identity.check_worker(row, study.study)
+        identity.check_worker(study, begun, {"host": "a"})
 
 
 def test_a_users_own_study_beside_the_bundled_ones_does_not_count(tree):

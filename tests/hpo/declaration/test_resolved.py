@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpo.declaration.resolved import ResolvedStudy
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.storage.home import Home
 
@@ -20,7 +20,7 @@ from hpo.storage.home import Home
     ],
 )
 def test_a_strategy_is_asked_once_what_it_is(tmp_path, strategy, pauses, breeds, ranks_losses):
-    resolved = declare(RunRequest(Home(tmp_path), reference="mlp", strategy=strategy), None, workers=1)
+    resolved = declare(request_of(Home(tmp_path), reference="mlp", strategy=strategy), None, workers=1)
     assert (resolved.promotion is not None, resolved.population is not None) == (pauses, breeds)
     assert resolved.bounded == ranks_losses and resolved.strategy is resolved.strategy
 
@@ -28,7 +28,7 @@ def test_a_strategy_is_asked_once_what_it_is(tmp_path, strategy, pauses, breeds,
 def test_a_stored_study_is_the_one_that_was_declared(tmp_path):
     """A row has nothing but JSON; overrides, a tier and the strategy's options come back as they were."""
     overrides = {"train.num_epochs": 3, "train.lanes": 2}
-    request = RunRequest(Home(tmp_path), reference="gpt", strategy="hyperband", overrides=overrides, tier=1)
+    request = request_of(Home(tmp_path), reference="gpt", strategy="hyperband", overrides=overrides, tier=1)
     declared = declare(request, None, workers=1)
     stored = ResolvedStudy.stored(declared.spec.to_json())
     assert stored.spec == declared.spec and stored.strategy == declared.strategy
@@ -48,7 +48,7 @@ def test_what_is_tried_first_is_read_from_the_specification_alone(tmp_path):
         "def tried(trial):\n    return trial.params.x\n"
     )
     file.write_text(text)
-    spec = declare(RunRequest(Home(tmp_path), reference=f"{file}:tried"), None, workers=1).spec.to_json()
+    spec = declare(request_of(Home(tmp_path), reference=f"{file}:tried"), None, workers=1).spec.to_json()
     assert spec["enqueue"] == [{"x": 0.5}]
     file.write_text(text.replace("[{'x': 0.5}]", "[{'y': 0.5}]"))
     opened = ResolvedStudy.stored(spec)

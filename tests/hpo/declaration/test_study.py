@@ -16,14 +16,16 @@ from rounds import rounds
 from sqlalchemy import insert
 
 from hpo import Choice, Float, Int, Objective, Study, load
+from hpo.declaration import content
 from hpo.declaration.identity import drift
 from hpo.declaration.loading import source_parts
 from hpo.declaration.spec import StudySpec
 from hpo.errors import SpaceError, StudyError, UserError
 from hpo.ledger import Ledger
-from hpo.ledger.tables import asks, attempts, reports, studies, trials, workers
-from hpo.search.strategies.base import make_strategy
-from hpo.space.config import as_json, check_path, config_hash, parse_override
+from hpo.ledger.database.tables import asks, attempts, reports, studies, trials, workers
+from hpo.search.strategies.registry import default, make_strategy
+from hpo.space.config import as_json, config_hash, parse_override
+from hpo.space.paths import check_path
 from hpo.storage.home import Home
 from trainer.task import Task as TrainersTask
 
@@ -124,7 +126,7 @@ def test_a_configuration_without_train_is_told_how_to_have_it():
 
 @pytest.mark.parametrize("task", ["nosuch.task:Task", "json.nosuch:Task"])
 def test_a_task_that_is_nowhere_is_noticed_before_a_run(task):
-    with pytest.raises(StudyError, match=f"task='{task}': there is no module"):
+    with pytest.raises(StudyError, match=f"task='{task}': module .* does not exist"):
         study(task=task).check_task()
 
 
@@ -175,7 +177,7 @@ def test_preset_then_overrides_and_what_they_name_is_no_longer_searched():
         "train.optim.name": "sgd",
     }
     again = study().configure(json.loads(json.dumps(configured.overrides)))
-    assert again.config == configured.config and again.identity() == configured.identity()
+    assert again.config == configured.config and content.identity(again) == content.identity(configured)
     assert "train.optim.momentum" not in study().configure({"train.optim.name": "adamw"}).space.paths
 
 
@@ -234,27 +236,27 @@ def test_identity_tells_what_changed(tmp_path):
     data = tmp_path / "panel.csv"
     data.write_text("a,b\n1,2\n")
     base = study().configure({"data.path": str(data)})
-    old = base.identity()
-    assert drift(old, base.identity()) == []
+    old = content.identity(base)
+    assert drift(old, content.identity(base)) == []
     other = study(space=SPACE | {"train.optim.lr": Float(1e-4, 1e-2, log=True)}).configure({"data.path": str(data)})
-    assert drift(old, other.identity()) == [
+    assert drift(old, content.identity(other)) == [
         "dimension train.optim.lr changed from Float(low=0.0001, high=0.1, log=True, tier=1) "
         "to Float(low=0.0001, high=0.01, log=True, tier=1)"
     ]
     other = study(objectives=[Objective("val/loss", "maximize")]).configure({"data.path": str(data)})
-    assert drift(old, other.identity()) == ["the objectives changed"]
+    assert drift(old, content.identity(other)) == ["the objectives changed"]
     other = study().configure({"data.path": str(data), "train.num_epochs": 4})
-    assert drift(old, other.identity()) == ["train.num_epochs changed from 3 to 4"]
+    assert drift(old, content.identity(other)) == ["train.num_epochs changed from 3 to 4"]
     other = study().configure({"data.path": str(data), "train.optim.lr": 0.5})
-    assert drift(old, other.identity()) == [
+    assert drift(old, content.identity(other)) == [
         "train.optim.lr changed from 0.001 to 0.5",
         "dimension train.optim.lr is gone",
     ]
     data.write_text("a,b\n1,3\n")
-    assert drift(old, base.identity()) == ["the content of data.path changed"]
+    assert drift(old, content.identity(base)) == ["the content of data.path changed"]
     data.unlink()
     with pytest.raises(UserError, match=r"data\.path=.*panel\.csv.* cannot be read: No such file"):
-        base.identity()
+        content.identity(base)
 
 
 def test_data_paths_become_absolute(tmp_path, monkeypatch):
@@ -264,8 +266,9 @@ def test_data_paths_become_absolute(tmp_path, monkeypatch):
 
 
 def test_without_a_strategy_none_is_stopped_before_its_fifth_epoch():
-    strategy = make_strategy(study().strategy)
-    assert study().strategy == {"name": "asha"} and study().sampler == {"name": "auto"}
+    assert study().strategy == {} and study().sampler == {"name": "auto"}
+    strategy = make_strategy(default(parts=1))
+    assert strategy.name == "asha"
     assert not any(strategy.wants(epoch) for epoch in range(4)) and getattr(strategy, "several", False)
     assert replace(study(strategy="none"), name="other").strategy == {"name": "none"}
 
@@ -324,14 +327,14 @@ def test_a_user_file_loads_with_its_siblings_and_again_by_its_reference(write, t
     monkeypatch.chdir(tmp_path)
     loaded = load("my_study.py")
     assert loaded.reference == str(path) and loaded.name == "mine"
-    assert loaded.task_class().__name__ == "Mine" and loaded.directory() == tmp_path
+    assert loaded.task_class().__name__ == "Mine" and content.directory(loaded) == tmp_path
     assert load(loaded.reference).config is loaded.config, "loaded once as long as its text stands"
     assert load(f"{path}:OTHER").reference == f"{path}:OTHER" and load(f"{path}:OTHER").name == "other"
-    code = f"import hpo; s = hpo.load({loaded.reference!r})\n"
-    code += "print(s.module, s.task_class().__name__, sorted(s.identity()['code'].values()))"
+    code = f"import hpo; from hpo.declaration import content; s = hpo.load({loaded.reference!r})\n"
+    code += "print(s.module, s.task_class().__name__, sorted(content.identity(s)['code'].values()))"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    code = str(sorted(loaded.identity()["code"].values()))
+    code = str(sorted(content.identity(loaded)["code"].values()))
     assert run.stdout.split(maxsplit=2) == [loaded.module, "Mine", f"{code}\n"], "the same in every process"
 
 
@@ -346,8 +349,8 @@ def test_a_changed_file_is_loaded_anew_and_has_another_identity(write):
     second = load(str(write(extra="changed = 1")))
     assert second.module == first.module
     assert (
-        drift(first.identity(), {})
-        and second.identity()["code"] == load(str(write(extra="changed = 1"))).identity()["code"]
+        drift(content.identity(first), {})
+        and content.identity(second)["code"] == content.identity(load(str(write(extra="changed = 1"))))["code"]
     )
 
 
@@ -389,7 +392,7 @@ def test_a_study_file_that_cannot_be_used_is_blamed_in_one_sentence(write, text,
         ("mpl", ["unknown study 'mpl'", "did you mean 'mlp'"]),
         ("atft_production", ["unknown study 'atft_production'", "did you mean 'atft'?"]),  # of older scripts
         ("", ["give a name"]),
-        ("nowhere/my_study.py", ["nowhere/my_study.py cannot be read: No such file"]),
+        ("nowhere/my_study.py", ["nowhere/my_study.py cannot be read: No such file or directory; name another, or"]),
         ("some/where", ["unknown study 'some/where'", "FILE.py or FILE.yaml"]),
         ("mlp:STUDDY", ["has no STUDDY", "it has STUDY"]),
     ],
@@ -421,7 +424,7 @@ def test_a_shipped_study_loads_by_name():
     ("task", "words"),
     [
         ("nowhere", ["must read 'package.module:name'"]),
-        ("no.such.module:Task", ["there is no module 'no.such.module'"]),
+        ("no.such.module:Task", ["module 'no.such.module' does not exist"]),
         ("json.decoder:JSONDecoderr", ["json.decoder has no class 'JSONDecoderr'", "did you mean 'JSONDecoder'"]),
         (".task:Task", ["is relative", "hpo.load"]),
     ],
@@ -545,7 +548,7 @@ def test_the_code_of_a_file_is_all_that_it_imports_from_its_directory(tmp_path):
         (tmp_path / name).write_text(text)
 
     def code() -> dict[str, str]:
-        return load(str(tmp_path / "mine.py")).identity()["code"]
+        return content.identity(load(str(tmp_path / "mine.py")))["code"]
 
     before = code()
     for part, name in (("helper.py", "helper"), ("tasks.py", "tasks"), ("net/layers.py", "net"), ("mine.py", "")):
@@ -567,14 +570,14 @@ def test_the_code_of_a_file_in_a_package_is_the_package_anywhere(tmp_path):
         "STUDY = hpo.Study('s', C(), 'studies.mlp.task:MlpTask', {'a': hpo.Int(1, 3)}, [hpo.Objective('m')])\n",
     }.items():
         (package / name).write_text(text)
-    before = load(str(package / "train.py")).code_sha256()
+    before = content.code_sha256(load(str(package / "train.py")))
     moved = tmp_path / "there"
     package.parent.rename(moved)
     (moved / "hpo").mkdir()
     (moved / "hpo" / "__init__.py").touch()
-    assert load(str(moved / "mine" / "train.py")).code_sha256() == before
+    assert content.code_sha256(load(str(moved / "mine" / "train.py"))) == before
     (moved / "mine" / "layers.py").write_text("changed = 1\n")
-    assert load(str(moved / "mine" / "train.py")).code_sha256() != before
+    assert content.code_sha256(load(str(moved / "mine" / "train.py"))) != before
 
 
 def test_the_code_of_a_file_includes_the_shipped_studies_it_uses():
@@ -585,9 +588,9 @@ def test_the_code_of_a_file_includes_the_shipped_studies_it_uses():
 def test_a_checkpoint_to_start_from_is_data_by_its_manifest(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     base = load("mlp").configure({"train.resume_from": str(tmp_path)})
-    old = base.identity()
+    old = content.identity(base)
     (tmp_path / "manifest.json").write_text("{ }")
-    assert drift(old, base.identity()) == ["the content of train.resume_from changed"]
+    assert drift(old, content.identity(base)) == ["the content of train.resume_from changed"]
 
 
 def test_of_many_changes_the_first_are_named():

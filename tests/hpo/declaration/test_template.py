@@ -84,12 +84,12 @@ def test_the_points_are_the_same_every_time_and_no_part_shares_one(here):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("my-study", "'my-study' is no name of a Python module: .* such as 'my_study'"),
-        ("waves.py", "'waves.py' is no name of a Python module: .* such as 'waves'"),
-        ("../waves", "'../waves' is no name of a Python module: .* such as 'waves'"),
-        ("class", "'class' is no name of a Python module: .* such as 'my_study'"),
-        ("", "'' is no name of a Python module"),
-        ("straße", "'straße' is no name of a Python module"),
+        ("my-study", "'my-study' is not a Python module name: .* such as 'my_study'"),
+        ("waves.py", "'waves.py' is not a Python module name: .* such as 'waves'"),
+        ("../waves", "'../waves' is not a Python module name: .* such as 'waves'"),
+        ("class", "'class' is not a Python module name: .* such as 'my_study'"),
+        ("", "'' is not a Python module name"),
+        ("straße", "'straße' is not a Python module name"),
         ("_private", "study name '_private' cannot be used"),
         ("torch", "'torch' is a module already, which torch.py would hide"),
         ("mlp", "'mlp' is a study that comes along"),

@@ -10,7 +10,7 @@ from driven import driven
 
 from hpo.driver.end_reason import of_stopped
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, queries
 
 KEPT = Path(__file__).parents[2] / "harness" / "kept_study.py"
@@ -24,11 +24,11 @@ def test_a_study_whose_trials_were_all_stopped_has_failed(home):
     drivers: list[Driver] = []
     with closing(Ledger(home.storage)) as ledger:
         for name, change in (("stopped", {}), ("whole", {"strategy": "none"})):
-            request = RunRequest(home, reference=str(file), name=name, **change)
+            request = request_of(home, reference=str(file), name=name, **change)
             _, state = driven(ledger, request, trials=3, tick=drivers.append)
             ended = ledger.look(lambda c, name=name: queries.status(c, name))
             assert state == ("stopped" if name == "stopped" else "complete"), ended.trials
-        again = driven(ledger, RunRequest(home, name="stopped"), trials=3)
+        again = driven(ledger, request_of(home, name="stopped"), trials=3)
         row = ledger.look(lambda c: queries.study_row(c, "stopped"))
         assert ledger.look(lambda c: of_stopped(c, row)) == drivers[0].reason
     assert drivers[0].reason.startswith("no trial is complete: of 3 trials each was pruned, `hpo compare")
@@ -45,7 +45,7 @@ def test_the_ledger_tells_why_failures_have_stopped_a_study(home, trains):
     )
     drivers: list[Driver] = []
     with closing(Ledger(home.storage)) as ledger:
-        _, state = driven(ledger, RunRequest(home, reference=str(file)), trials=5, tick=drivers.append)
+        _, state = driven(ledger, request_of(home, reference=str(file)), trials=5, tick=drivers.append)
         row = ledger.look(lambda c: queries.study_row(c, "wrong"))
         assert state == "stopped" and ("wrong.py" in drivers[0].reason or "'los'" in drivers[0].reason)
         assert ledger.look(lambda c: of_stopped(c, row)) == drivers[0].reason

@@ -20,8 +20,8 @@ from study_runs import begin, hpo, known
 
 from hpo.child_process import NoAnswer
 from hpo.driver import lane_width
-from hpo.driver.lane_width import settled
-from hpo.driver.request import RunRequest
+from hpo.driver.lane_width import decided
+from hpo.driver.request import RunRequest, request_of
 from hpo.driver.resolve import declare
 from hpo.storage.home import Home
 from hpo.workers import lane_probe
@@ -47,15 +47,15 @@ def asks_nobody(*_: Any) -> str:
 
 def asked(lanes: Any, home: Path, **flags: Any) -> tuple[RunRequest, Any]:
     reference, overrides = flags.pop("reference", str(LANES)), flags.pop("overrides", {})
-    request = RunRequest(Home(home), reference=reference, overrides={"train.lanes": lanes, **overrides}, **flags)
+    request = request_of(Home(home), reference=reference, overrides={"train.lanes": lanes, **overrides}, **flags)
     return request, declare(request, None, workers=2)
 
 
 def chosen(home: Path, lanes: Any, **flags: Any) -> tuple[int, str]:
     request, resolved = asked(lanes, home, **flags)
-    after, why = settled(request, resolved, None, LOCAL)
+    after, why = decided(request, resolved, None, LOCAL)
     assert (after == request) == (not why)
-    return after.overrides["train.lanes"], why
+    return after.study.overrides["train.lanes"], why
 
 
 @pytest.mark.usefixtures("process")
@@ -91,7 +91,7 @@ def test_on_a_gpu_is_said_what_lanes_cannot_promise_there(tmp_path, monkeypatch)
 
     def told(lanes: int, **overrides: Any) -> str:
         request, resolved = asked(lanes, tmp_path, strategy="none", overrides={**ONE_SIZE, **overrides})
-        after, words = settled(request, resolved, None, LOCAL)
+        after, words = decided(request, resolved, None, LOCAL)
         assert after == request
         return words
 
@@ -106,8 +106,8 @@ def test_a_study_that_has_begun_keeps_its_number(tmp_path):
     for before, now, after in ((4, "auto", 4), (1, "auto", 1), (1, 8, 1), (8, 8, 8), (4, 8, 8)):
         _, begun = asked(before, tmp_path, order="async")
         request, resolved = asked(now, tmp_path, order="ordered", reference="mlp" if after == 1 else str(LANES))
-        found, _ = settled(request, resolved, begun.spec, LOCAL)
-        assert found.overrides["train.lanes"] == after, (before, now)
+        found, _ = decided(request, resolved, begun.spec, LOCAL)
+        assert found.study.overrides["train.lanes"] == after, (before, now)
 
 
 def test_what_was_refused_where_a_study_began_is_not_asked_again(tmp_path, monkeypatch):
@@ -115,11 +115,12 @@ def test_what_was_refused_where_a_study_began_is_not_asked_again(tmp_path, monke
     _, begun = asked(1, tmp_path, strategy="none", overrides=ONE_SIZE)
     monkeypatch.setattr(lane_width, "ask", asks_nobody)
     request, resolved = asked(8, tmp_path, strategy="none", overrides=ONE_SIZE)
-    found, words = settled(request, resolved, begun.spec, LOCAL)
-    assert found.overrides["train.lanes"] == 1
+    found, words = decided(request, resolved, begun.spec, LOCAL)
+    assert found.study.overrides["train.lanes"] == 1
     assert words == "train.lanes=8: trials train one by one, as the study began"
     monkeypatch.setattr(lane_width, "ask", answers(seconds={1: 1.0, 8: 0.5}))
-    assert settled(replace(request, allow_drift=True), resolved, begun.spec, LOCAL)[0].overrides["train.lanes"] == 8
+    allowed = replace(request, study=replace(request.study, allow_drift=True))
+    assert decided(allowed, resolved, begun.spec, LOCAL)[0].study.overrides["train.lanes"] == 8
 
 
 @pytest.mark.usefixtures("process")
@@ -130,8 +131,8 @@ def test_under_a_preset_that_is_given_again_a_study_keeps_its_number(tmp_path):
     for preset, found in (("long", 16), ("fused", 8), ("fused", 1)):
         overrides = {"preset": preset, **ONE_SIZE}
         _, begun = asked(found, tmp_path, reference=file, strategy="none", overrides=overrides)
-        request = RunRequest(Home(tmp_path), reference=file, overrides=overrides)
-        kept, _ = settled(request, declare(request, None, workers=2), begun.spec, LOCAL)
+        request = request_of(Home(tmp_path), reference=file, overrides=overrides)
+        kept, _ = decided(request, declare(request, None, workers=2), begun.spec, LOCAL)
         assert declare(kept, None, workers=2).spec.overrides == begun.spec.overrides, preset
     home = Home(tmp_path / "home")
     begin(home, reference=file, overrides={"preset": "long", "train.lanes": 4, **ONE_SIZE})
@@ -160,8 +161,8 @@ def test_auto_is_one_by_one_where_lanes_cannot_pay_and_says_why(tmp_path, monkey
 
     monkeypatch.setattr(lane_width, "ask", ask if "reference" in flags else asks_nobody)
     request, resolved = asked("auto", tmp_path, **flags)
-    found, why = settled(request, resolved, None, placement)
-    assert found.overrides["train.lanes"] == 1 and words in why, why
+    found, why = decided(request, resolved, None, placement)
+    assert found.study.overrides["train.lanes"] == 1 and words in why, why
 
 
 @rounds(
@@ -206,11 +207,11 @@ def test_auto_is_one_by_one_for_what_the_task_says(tmp_path, monkeypatch, told, 
 def by_default(home: Path, placement: Placement = LOCAL, **flags: Any) -> tuple[int, str]:
     """What a study gets where nobody speaks of lanes."""
     flags = {"trials": 400, "strategy": "none", "overrides": ONE_SIZE} | flags
-    request = RunRequest(Home(home), **{"reference": str(LANES)} | flags)
-    after, told = settled(request, declare(request, None, workers=2), None, placement)
-    if "train.lanes" not in after.overrides:
+    request = request_of(Home(home), **{"reference": str(LANES)} | flags)
+    after, told = decided(request, declare(request, None, workers=2), None, placement)
+    if "train.lanes" not in after.study.overrides:
         assert after == request
-    return after.overrides.get("train.lanes", 1), told
+    return after.study.overrides.get("train.lanes", 1), told
 
 
 @rounds(
@@ -333,9 +334,9 @@ def test_lanes_of_a_cluster_are_held_to_what_this_host_measures(tmp_path, monkey
 
         monkeypatch.setattr(lane_width, "ask", ask)
         request, resolved = asked(8, tmp_path, **{"strategy": "none", "overrides": ONE_SIZE} | flags)
-        after, words = settled(request, resolved, None, placement)
+        after, words = decided(request, resolved, None, placement)
         assert all(one["workers"] == 1 for one in questions)  # what memory this host has is not theirs
-        return after.overrides["train.lanes"], words
+        return after.study.overrides["train.lanes"], words
 
     lanes, words = found(Placement("ray", 2))
     assert lanes == 1 and "a step of 8 takes 1.30 times as long as theirs" in words
@@ -382,7 +383,7 @@ def test_what_is_not_worth_while_is_measured_for_a_glance(tmp_path, monkeypatch)
         computed, passed = (itertools.count(0.0, 0.001) for _ in range(2))
         clock = SimpleNamespace(process_time=computed.__next__, perf_counter=passed.__next__)
         monkeypatch.setattr(probe, "time", clock)
-        step, total = probe.alone(lambda: task_of(resolved.study, Home(tmp_path), config), config.train, 0.5, worth)
+        step, total = probe.solo(lambda: task_of(resolved.study, Home(tmp_path), config), config.train, 0.5, worth)
         assert step == pytest.approx(0.001) and total > 10**6
         assert next(computed) == pytest.approx(0.001 * (steps + probe.WARM), abs=0.01)
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from driven import turn
 from places import HARNESS
 from sqlalchemy import func, select, update
 from sqlalchemy.event import listen
@@ -22,11 +23,12 @@ from hpo.clock import FakeClock
 from hpo.declaration import identity
 from hpo.driver.failure_streak import MAX_UNTRAINED
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import DriftError
-from hpo.ledger import Ledger, driver_queries, queries
-from hpo.ledger.tables import asks, attempts, events, studies, trials, workers
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database.tables import asks, attempts, events, studies, trials, workers
+from hpo.ledger.views import driver as driver_queries
 from hpo.search.samplers.registry import SAMPLERS
 from hpo.space.config import parse_override
 from hpo.storage.home import Home
@@ -95,7 +97,7 @@ def epochs_golden(tmp_path_factory) -> str:
     home = Home(tmp_path_factory.mktemp("golden"))
     digest, status, state, _ = drive(home, epochs=EPOCHS, **ASHA)
     with Ledger(home.storage).read() as connection:
-        trained = [row["epoch"] for row in queries.trial_rows(connection, 1)]
+        trained = [row.epoch for row in queries.trial_rows(connection, 1)]
     assert state == "complete"
     assert status.trials["pruned"] > 0, "a trial that is never cut short shows nothing"
     assert sum(trained[:-1]) < EPOCHS <= sum(trained) < EPOCHS + 9
@@ -216,16 +218,16 @@ def test_of_trials_that_have_ended_only_the_new_ones_are_read_whole(home, fragil
     driver = make(home, trials=40, reference=str(fragile), window=30)
     driver.acquire()
     read: list[str] = []
-    listen(driver._ledger.engine, "after_cursor_execute", lambda *given: read.append(given[2]))
-    driver._fill()
-    worker = Worker(driver._ledger, home, "joined")
+    listen(driver.study.ledger.engine, "after_cursor_execute", lambda *given: read.append(given[2]))
+    turn(driver)
+    worker = Worker(driver.study.ledger, home, "joined")
     for number in range(1, 30):  # the first one waits: all the others stay untold
-        with driver._ledger.write() as connection:
+        with driver.study.ledger.write() as connection:
             connection.execute(update(trials).where(trials.c.number == 0).values(state="paused"))
         assert worker.run_one([1])
         read.clear()
-        driver._fill()
-        driver._fill()
+        turn(driver)
+        turn(driver)
         assert sum("coordinates" in statement for statement in read) == 1, f"after trial {number}"
     worker.close()
     driver.release()
@@ -240,6 +242,9 @@ class Slow:
         self._home, self._asked, self._looks = home, asked, 0
         self.codes: dict[tuple[str, int], int] = {}
         self.asked_meanwhile: list[int] = []
+
+    def end(self, host: str, pid: int) -> None:
+        """No worker of it is ever silent."""
 
     def start(self, context) -> None:
         self._ledger = Ledger(context.storage, create=False)
@@ -269,7 +274,7 @@ def test_a_driver_that_waits_asks_the_ledger_nothing(home, fragile):
     driver = make(home, slow, trials=4, reference=str(fragile))
     driver._clock = FakeClock()
     driver.acquire()
-    listen(driver._ledger.engine, "after_cursor_execute", lambda *given: asked.append(given[2]))
+    listen(driver.study.ledger.engine, "after_cursor_execute", lambda *given: asked.append(given[2]))
     assert driver.run() == "complete"
     driver.release()
     # What has ended, the asks, the lease, a look for the dead a second: not a query at each of 90 looks.
@@ -286,10 +291,11 @@ def test_local_workers_are_preempted_when_the_time_is_over(tmp_path, fragile):
 
 def test_a_new_study_has_to_be_told_how_far_and_an_old_one_not(home, fragile):
     run = ("run", "--study", str(fragile), "--executor", "inline")
-    assert "say how far it is to go, by --trials, --epochs or --time" in refused(hpo(*run, home=home), 2)
+    bounds = "--trials, --epochs, --time, --target, --patience or --stop-when"
+    assert f"say how far it is to go, by {bounds}" in refused(hpo(*run, home=home), 2)
     assert not (home.root / "logs").exists()
     drive(home, trials=2, reference=str(fragile))
-    assert "--trials 1: study 'fragile' has 2 trials behind it" in refused(hpo(*run, "--trials", "1", home=home), 2)
+    assert "--trials 1: study 'fragile' has used 2 trials already" in refused(hpo(*run, "--trials", "1", home=home), 2)
     assert drive(home, reference=str(fragile))[2] == "complete"
     lines = hpo("status", home=home).stdout.splitlines()
     assert lines[0] == "fragile: complete, 2 of 2 trials ended"
@@ -357,14 +363,14 @@ def test_failures_on_both_sides_of_a_trial_that_trains_are_no_row(home, fragile)
     (fragile.parent / "broken").touch()
     driver = make(home, trials=9, reference=str(fragile), window=5)
     driver.acquire()
-    driver._fill()
-    worker = Worker(driver._ledger, home, "joined")
+    turn(driver)
+    worker = Worker(driver.study.ledger, home, "joined")
     full: list[bool] = []
     for _ in (0, 2, 3, 4):
-        with driver._ledger.write() as connection:  # nobody else takes it
+        with driver.study.ledger.write() as connection:  # nobody else takes it
             connection.execute(update(trials).where(trials.c.number == 1).values(state="running"))
         assert worker.run_one([1])
-        full.append(driver._fill())
+        full.append(turn(driver))
     assert full == [False, False, False, True], "2, 3 and 4 are three in a row, whatever becomes of 1"
     worker.close()
     driver.release()
@@ -392,11 +398,11 @@ def test_a_stopped_study_goes_on_as_it_says_once_the_task_is_mended(home, fragil
 def test_a_study_without_a_value_has_failed(home, fragile):
     (fragile.parent / "odd").touch()
     run = ("run", "--study", str(fragile), "--executor", "inline", "--trials", "2")
-    text = refused(hpo(*run, home=home), 1)
+    text = refused(hpo(*run, home=home), 5)
     at = f" --home {shlex.quote(str(home.root))}`"
     assert f"none of 2 trials gave a value, `hpo show 0 --study fragile{at} says why" in text
-    assert f"mend the study, then `hpo resume --study fragile{at} begins it anew" in text
-    assert f"where the cause lay outside of it, `hpo resume --study fragile --trials 4{at} goes on" in text
+    assert f"correct the study, then `hpo resume --study fragile{at} starts it over" in text
+    assert f"if the cause was elsewhere, `hpo resume --study fragile --trials 4{at} goes on" in text
     assert known(home)[1].state == "stopped"
 
 
@@ -408,7 +414,7 @@ ENDS = "it ends after {} trials, as the space has 4 configurations, and each has
 
 def lrs(home: Home, state: str = "complete") -> list[float]:
     with Ledger(home.storage).read() as connection:
-        return sorted(row["params"]["lr"] for row in queries.trial_rows(connection, 1) if row["state"] == state)
+        return sorted(row.params["lr"] for row in queries.trial_rows(connection, 1) if row.state == state)
 
 
 @pytest.mark.usefixtures("process")
@@ -472,12 +478,12 @@ def test_what_is_not_given_again_is_as_it_was_and_what_differs_is_named(home, fr
         given = dict(parse_override(text) for text in same)
         assert drive(home, reference=str(fragile), overrides=given)[2] == "complete"
     text = refused(hpo(*run, "-o", "lr=0.25", home=home), 2)
-    assert "lr changed from 0.5 to 0.25: undo that, continue with --allow-drift, start another study by" in text
+    assert "lr changed from 0.5 to 0.25: undo the change, continue with --allow-drift, start another study with" in text
     assert f"`hpo run --study {fragile} --name NAME`" in text
     assert "pause" not in text
     fragile.write_text(FRAGILE + "changed = 1\n")
     text = refused(hpo("resume", home=home), 2)
-    assert f"the code of {fragile} changed: undo that" in text
+    assert f"the code of {fragile} changed: undo the change" in text
     drive(home, trials=2, reference=str(fragile), overrides={"lr": 0.25}, allow_drift=True)
     [(fields,)] = query(home, select(events.c.fields).where(events.c.kind == "drift"))
     assert fields["changed"] == ["the code of the study changed", "lr changed from 0.5 to 0.25"]
@@ -531,7 +537,7 @@ def test_where_a_study_runs_is_recorded_when_it_changes(home, fragile):
 def test_a_worker_with_other_code_is_refused_unless_drift_was_allowed(home, fragile):
     driver = make(home, trials=1, reference=str(fragile))
     driver.acquire()
-    driver._fill()
+    turn(driver)
     code = fragile.read_text()
     fragile.write_text(code + "version = 2\n")
     worker = Worker(Ledger(home.storage), home, "joined")
@@ -556,15 +562,15 @@ def test_options_of_a_sampler_are_stored_kept_and_part_of_what_a_study_is(home, 
         ("tpe", {"n_startup_trials": 3}),
         ("grid", {"points": 5}),
     ):
-        spec = declare(RunRequest(home, reference=str(fragile), sampler=sampler), None, workers=1).spec
+        spec = declare(request_of(home, reference=str(fragile), sampler=sampler), None, workers=1).spec
         assert (spec.sampler, spec.sampler_options) == (sampler or "tpe", options)
     drive(home, trials=1, reference=str(fragile))
     fragile.write_text(fragile.read_text().replace(": 3}", ": 4}"))
-    spec = declare(RunRequest(home, reference=str(fragile), sampler="tpe"), Ledger(home.storage), workers=1).spec
+    spec = declare(request_of(home, reference=str(fragile), sampler="tpe"), Ledger(home.storage), workers=1).spec
     assert spec.sampler_options == {"n_startup_trials": 3}, "a begun study keeps its options"
-    changed = RunRequest(home, reference=str(fragile), sampler={"name": "tpe", "n_startup_trials": 4})
+    changed = request_of(home, reference=str(fragile), sampler={"name": "tpe", "n_startup_trials": 4})
     with pytest.raises(DriftError, match=r'sampler changed from .*"n_startup_trials": 3.* to .*"n_startup_trials": 4'):
-        drive(home, trials=2, reference=changed.reference, sampler=changed.sampler)
+        drive(home, trials=2, reference=changed.study.reference, sampler=changed.search.sampler)
 
 
 # Drift of the space
@@ -624,7 +630,7 @@ def joined(home, fragile):
     """A worker that has trained a trial of a study that a driver has begun and left."""
     driver = make(home, trials=1, reference=str(fragile), window=2)
     driver.acquire()
-    driver._fill()
+    turn(driver)
     worker = Worker(Ledger(home.storage), home, "joined")
     assert worker.run_one([1])
     driver.release()
@@ -635,7 +641,7 @@ def resumed(home: Home, **changes) -> None:
     """Another driver goes on with the study, one trial further, and leaves that trial waiting."""
     driver = make(home, trials=2, name="fragile", allow_drift=True, **changes)
     driver.acquire()
-    driver._fill()
+    turn(driver)
     driver.release()
 
 
@@ -666,7 +672,7 @@ def test_a_worker_that_reads_other_data_is_refused(tmp_path, home, fragile):
     fragile.write_text(text.replace('sampler="random"', 'sampler="random", data_paths=["data"]'))
     driver = make(home, trials=1, reference=str(fragile), overrides={"data": str(data)})
     driver.acquire()
-    driver._fill()
+    turn(driver)
     driver.release()
     worker = Worker(Ledger(home.storage), home, "joined")
     data.write_text("2")
@@ -722,7 +728,7 @@ def test_a_resume_uses_as_many_workers_as_the_run_before_unless_told(home, fragi
 
 
 def test_the_interpreter_and_its_libraries_are_part_of_what_a_study_is(home, fragile):
-    versions = identity.identity(declare(RunRequest(home, reference=str(fragile)), None, workers=1))["versions"]
+    versions = identity.identity(declare(request_of(home, reference=str(fragile)), None, workers=1))["versions"]
     assert f"python {sys.version_info[0]}.{sys.version_info[1]} " in versions and "scikit-learn " in versions
 
 

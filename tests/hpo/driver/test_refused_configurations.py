@@ -14,12 +14,13 @@ import pytest
 from driven import driven
 from sqlalchemy import select
 from sqlalchemy.engine import RowMapping
+from study_runs import digest
 
 from hpo.driver.failure_streak import MAX_REFUSED
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import asks, attempts, trials
+from hpo.ledger.database.tables import asks, attempts, trials
 from hpo.storage.home import Home
 from hpo.tracking import projection
 from hpo.verify import rules
@@ -56,7 +57,7 @@ def found(ledger: Ledger) -> Sequence[RowMapping]:
 def test_a_refused_configuration_is_an_infeasible_trial(home, sampler):
     reference = study_file(home, sampler)
     with closing(Ledger(home.storage)) as ledger:
-        _, state = driven(ledger, RunRequest(home, reference=reference), trials=16)
+        _, state = driven(ledger, request_of(home, reference=reference), trials=16)
         rows = found(ledger)
         assert state == "complete" and len(rows) == 16, "what is refused is counted as infeasible trials are"
         for row in rows:
@@ -78,11 +79,6 @@ def test_a_refused_configuration_is_an_infeasible_trial(home, sampler):
         assert runs == {row["number"]: "FAILED" if row["state"] == "infeasible" else "FINISHED" for row in rows}
 
 
-def digest(home: Home) -> str:
-    with closing(Ledger(home.storage, create=False)) as ledger, ledger.read() as connection:
-        return queries.digest(connection, queries.study_row(connection, "kept"))
-
-
 class Stopping:
     """Ends a driver after so many of its rounds."""
 
@@ -102,12 +98,12 @@ def test_interrupted_anywhere_it_is_the_same_study(tmp_path, sampler):
         home = Home.at(tmp_path / f"home{rounds}")
         reference = study_file(home, sampler)
         with closing(Ledger(home.storage)) as ledger:
-            request = RunRequest(home, reference=reference)
+            request = request_of(home, reference=reference)
             for left in range(rounds, 0, -1):
                 driven(ledger, request, trials=10, tick=Stopping(left))
             _, state = driven(ledger, request, trials=10)
             assert state == "complete"
-        digests.add(digest(home))
+        digests.add(digest(home, "kept"))
     assert len(digests) == 1
 
 
@@ -120,8 +116,8 @@ def test_killed_between_ask_and_tell_it_is_the_same_study(tmp_path):
     assert subprocess.run(command, env=killed, capture_output=True).returncode == -signal.SIGKILL
     for home in (whole, broken):
         with closing(Ledger(home.create().storage)) as ledger:
-            driven(ledger, RunRequest(home, reference=study_file(home, "tpe")), trials=12)
-    assert digest(whole) == digest(broken)
+            driven(ledger, request_of(home, reference=study_file(home, "tpe")), trials=12)
+    assert digest(whole, "kept") == digest(broken, "kept")
 
 
 def test_a_study_whose_configurations_are_all_refused_stops_and_says_why(home):
@@ -129,11 +125,11 @@ def test_a_study_whose_configurations_are_all_refused_stops_and_says_why(home):
     file = Path(reference)
     file.write_text(file.read_text().replace("if not self.x <= self.y", "if self.x not in (0.0, 0.5, 1.0) and 1 >= 0"))
     with closing(Ledger(home.storage)) as ledger:
-        _, state = driven(ledger, RunRequest(home, reference=reference), trials=500)
+        _, state = driven(ledger, request_of(home, reference=reference), trials=500)
         rows = found(ledger)
         assert state == "stopped" and {row["state"] for row in rows} == {"infeasible"}
         assert MAX_REFUSED <= len(rows) <= MAX_REFUSED + 4
-        _, state = driven(ledger, RunRequest(home, reference=reference), trials=500)
+        _, state = driven(ledger, request_of(home, reference=reference), trials=500)
         assert state == "stopped" and MAX_REFUSED <= len(found(ledger)) - len(rows) <= MAX_REFUSED + 4
 
 
@@ -141,7 +137,7 @@ def test_a_study_whose_configurations_are_all_refused_stops_and_says_why(home):
 def test_a_population_goes_on_without_what_was_refused(home, strategy):
     reference = study_file(home, strategy=f'{{"name": "{strategy}", "population": 6, "interval": 3}}')
     with closing(Ledger(home.storage)) as ledger:
-        _, state = driven(ledger, RunRequest(home, reference=reference, seed=4), trials=18)
+        _, state = driven(ledger, request_of(home, reference=reference, seed=4), trials=18)
         rows = found(ledger)
     assert state == "complete" and len(rows) == 18
     refused = {row["number"] for row in rows if row["outcome"] == "refused"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,12 +19,13 @@ from typer.testing import CliRunner
 from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.driver import removal
-from hpo.errors import Busy, StudyError
-from hpo.ledger import leases, queries, tables
+from hpo.errors import Busy
+from hpo.ledger import leases, queries
+from hpo.ledger.database import tables
 from hpo.ledger.removal import check_whole
 from hpo.storage import locations
 from hpo.storage.home import Home
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.verify import verify
 from trainer.files.s3 import Bucket
 
@@ -86,7 +88,7 @@ def rows(made: Made) -> dict[str, int]:
     counts = {}
     with made.ledger.read() as connection:
         for table in tables.metadata.sorted_tables:
-            if table.name != "workers":
+            if table.name not in ("workers", "audit"):
                 counts[table.name] = connection.execute(select(func.count()).select_from(table)).scalar_one()
     return {name: count for name, count in counts.items() if count}
 
@@ -143,7 +145,7 @@ def test_a_dry_run_and_an_answer_of_no_change_nothing(both, home, monkeypatch):
     assert rm(home, "--dry-run").stdout.startswith("would delete study s: 2 trials, ")
     refused = rm(home)
     assert refused.exit_code == 2 and "give --yes to delete it" in refused.stderr
-    monkeypatch.setattr("hpo.cli.removal.asked", lambda: True)
+    monkeypatch.setattr("hpo.cli.removal.is_terminal", lambda: True)
     said = rm(home, input="n\n")
     assert said.exit_code == 1 and "nothing is deleted." in said.stdout
     assert rows(made) == before
@@ -182,7 +184,7 @@ def test_what_another_study_begins_from_is_kept(both, home, tmp_path):
     named = next(made.home.checkpoints("s", 0).glob("step-*"))
     with made.ledger.write() as connection:
         row = queries.study_row(connection, "s-confirm")
-        spec = row["spec"] | {"overrides": {"train.resume_from": str(named)}}
+        spec = row.spec.json | {"overrides": {"train.resume_from": str(named)}}
         connection.execute(update(tables.studies).where(tables.studies.c.id == derived.id).values(spec=spec))
     linked = tmp_path / "linked"
     linked.symlink_to(made.home.root)
@@ -212,7 +214,7 @@ def test_the_wrong_home_is_refused_before_anything_goes(both, home, tmp_path):
     before = rows(made)
     said = rm(Home.at(tmp_path / "other").create(), "--yes", "--storage", home.storage)
     assert said.exit_code == 2 and "is not the one study 's' is driven from" in said.stderr
-    assert rows(made) == before | {"leases": before["leases"] + 2}  # free ones, of the driver and of Optuna's mirror
+    assert rows(made) == before | {"leases": before["leases"] + 1}  # the free one of the driver
     sound(home)
 
 
@@ -238,12 +240,11 @@ def test_killed_anywhere_the_next_call_finishes(both, home, where):
 def test_a_bucket_is_freed_of_this_study_alone(home, bucket, empty_mlflow):
     shutil.copyfile(empty_mlflow, home.create().root / "mlflow.db")
     made = study(home, "s")
-    row = made.ledger.look(lambda connection: dict(queries.study_row(connection, "s")))
+    row = made.ledger.look(lambda connection: queries.study_row(connection, "s"))
     with made.ledger.write() as connection:
-        environment = row["environment"] | {"checkpoints": bucket}
+        environment = {**row.environment, "checkpoints": bucket}
         connection.execute(update(tables.studies).values(environment=environment))
-    row["environment"] = environment
-    locations.mark(home, row)
+    locations.mark(home, replace(row, environment=environment))
     mine, others = f"s.{made.uid}", (f"s-confirm.{made.uid}", f"s.{'0' * 32}")
     for folder in (mine, *others):
         Bucket(bucket).below(folder).put_new("checkpoints/s/00000/step-1/manifest.json", b"{}")
@@ -260,9 +261,42 @@ def test_a_server_that_is_gone_is_named_and_may_be_left(both, home):
         connection.execute(tables.mirrors.insert().values(row))
     said = rm(home, "--yes")
     assert said.exit_code == 1 and "MLflow at http://127.0.0.1:9 does not answer now" in said.stderr
-    with pytest.raises(StudyError, match="half removed"):
-        check_whole(made.ledger.look(lambda connection: queries.study_row(connection, "s")))
+    assert "nothing is deleted; try again once it answers, or leave the runs there by --leave-mlflow." in said.stderr
+    check_whole(made.ledger.look(lambda connection: queries.study_row(connection, "s")))
+    assert runs(home, "s", made.uid) == 3, "not even where it answers"
     said = rm(home, "--yes", "--leave-mlflow")
     assert said.exit_code == 0 and "; what stays: " in said.stdout
-    assert left(home, "s") == []
+    assert left(home, "s") == ["artifacts/s"], "MLflow's, as its runs"
     sound(home)
+
+
+def derive(made: Made, name: str, of: str) -> None:
+    """Makes a study that of another one."""
+    with made.ledger.write() as connection:
+        row = queries.study_row(connection, name)
+        spec = row.spec.json | {"listed_of": of}
+        connection.execute(update(tables.studies).where(tables.studies.c.id == row.id).values(spec=spec))
+
+
+def test_the_derived_studies_that_stay_are_named_with_what_deletes_them(both, home):
+    """Also one that is derived from one of them, by a dry run and by the removal."""
+    Made(home, "s-confirm-extend").ledger.close()
+    derive(both[0], "s-confirm", "s")
+    derive(both[0], "s-confirm-extend", "s-confirm")
+    stay = "s-confirm, s-confirm-extend, derived from it, stay: "
+    stay += f"`hpo rm --study s-confirm --home {home.root}` and `hpo rm --study s-confirm-extend --home"
+    dry = rm(home, "--dry-run")
+    assert dry.exit_code == 0 and stay in dry.stdout, dry.output
+    assert json.loads(rm(home, "--dry-run", "--json").stdout)["derived"] == ["s-confirm", "s-confirm-extend"]
+    assert "derived from" not in rm(home, "--dry-run", name="s-confirm-extend").stdout
+    deleted = rm(home, "--yes")
+    assert deleted.exit_code == 0 and stay in deleted.stdout
+
+
+def test_beside_trials_the_only_study_may_be_left_out(both, home):
+    """A derived study does not count as a second one; a whole study is deleted by its name alone."""
+    derive(both[0], "s-confirm", "s")
+    removed = CliRunner().invoke(app, ["rm", "0", "--dry-run", "--home", str(home.root)])
+    assert removed.exit_code == 0 and "trial 0 of study s: " in removed.stdout, removed.output
+    refused = CliRunner().invoke(app, ["rm", "--yes", "--home", str(home.root)])
+    assert refused.exit_code == 2 and "give the study to delete by --study NAME" in refused.output

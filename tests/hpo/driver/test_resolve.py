@@ -8,11 +8,11 @@ import pytest
 from driven import driven
 from places import ROOT
 
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import DriftError
 from hpo.ledger import Ledger
-from hpo.search.strategies.base import DEFAULT, STRATEGIES, settled
+from hpo.search.strategies.registry import DEFAULT, STRATEGIES, complete
 from hpo.storage.home import Home
 
 CURVES = (ROOT / "tests" / "harness" / "curves_study.py").read_text()
@@ -24,9 +24,9 @@ def test_asha_by_name_is_the_default(tmp_path, declared):
     study = tmp_path / "some_study.py"
     study.write_text(CURVES.replace(f"    {DECLARED},\n", f"    strategy={declared},\n" if declared else ""))
     home = Home(tmp_path / "home").create()
-    spec = declare(RunRequest(home, str(study), strategy="asha"), Ledger(home.storage), workers=1).spec
-    assert spec.strategy == settled(DEFAULT, 9) == {"name": "asha", "min_epochs": 3, "eta": 3, "max_epochs": None}
-    assert {name: settled({"name": name}, 9).get("min_epochs") for name in ("asha", "halving", "asha-promote")} == {
+    spec = declare(request_of(home, str(study), strategy="asha"), Ledger(home.storage), workers=1).spec
+    assert spec.strategy == complete(DEFAULT, 9) == {"name": "asha", "min_epochs": 3, "eta": 3, "max_epochs": None}
+    assert {name: complete({"name": name}, 9).get("min_epochs") for name in ("asha", "halving", "asha-promote")} == {
         "asha": 3,
         "halving": 1,
         "asha-promote": 1,
@@ -45,16 +45,28 @@ def test_asha_by_name_is_the_default(tmp_path, declared):
         ({"train.num_epochs": 90}, None, 4),
         ({"train.num_epochs": 9}, '{"name": "asha", "eta": 2}', 3),
         ({"train.num_epochs": 9}, '{"name": "asha", "min_epochs": 4}', 4),
-        ({"train.num_epochs": 9, "train.folds": 8}, None, 4),
+        ({"train.num_epochs": 9, "train.folds": 8}, '"asha"', 4),
     ],
 )
 def test_the_first_rung_goes_by_the_epochs_of_a_trial(tmp_path, overrides, declared, first):
     study, home = tmp_path / "some_study.py", Home(tmp_path / "home").create()
     text = CURVES.replace("    num_epochs: int = 9\n", "    num_epochs: int = 9\n    folds: int = 1\n")
     study.write_text(text.replace(f"    {DECLARED},\n", f"    strategy={declared},\n" if declared else ""))
-    spec = declare(RunRequest(home, str(study), overrides=overrides), Ledger(home.storage), workers=1).spec
+    spec = declare(request_of(home, str(study), overrides=overrides), Ledger(home.storage), workers=1).spec
     assert spec.strategy["min_epochs"] == first
-    assert settled(spec.strategy, 7) == spec.strategy, "it is settled once"
+    assert complete(spec.strategy, 7) == spec.strategy, "it is settled once"
+
+
+def test_folds_are_paired_unless_a_strategy_is_named(tmp_path):
+    study, home = tmp_path / "some_study.py", Home(tmp_path / "home").create()
+    text = CURVES.replace("    num_epochs: int = 9\n", "    num_epochs: int = 9\n    folds: int = 1\n")
+    study.write_text(text.replace(f"    {DECLARED},\n", ""))
+    ledger = Ledger(home.storage)
+    for strategy, expected in ((None, "paired"), ("asha", "asha"), ("none", "none")):
+        request = request_of(home, str(study), overrides={"train.folds": 8}, strategy=strategy)
+        spec = declare(request, ledger, workers=1).spec
+        assert spec.strategy["name"] == expected and spec.strategy.get("parts", 8) == 8
+    ledger.close()
 
 
 def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
@@ -62,10 +74,10 @@ def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
     study.write_text(CURVES)
     assert DECLARED in CURVES and "asha" in STRATEGIES
     ledger = Ledger(home.storage)
-    driven(ledger, RunRequest(home, str(study), sampler="random"), trials=1)
+    driven(ledger, request_of(home, str(study), sampler="random"), trials=1)
     study.write_text(CURVES.replace(DECLARED, 'strategy="median"'))
     for named, expected in (("asha", 1), (None, 1), ("asha-promote", 1), ("halving", 1)):
-        spec = declare(RunRequest(home, str(study), strategy=named), ledger, workers=1).spec
+        spec = declare(request_of(home, str(study), strategy=named), ledger, workers=1).spec
         assert spec.strategy["min_epochs"] == expected and spec.strategy["name"] == (named or "asha")
     ledger.close()
 
@@ -86,9 +98,9 @@ def test_a_strategy_named_again_keeps_the_options_it_was_begun_with(tmp_path):
 def test_options_that_are_given_are_those_of_a_declaration(tmp_path, option, value, declared):
     study, home = tmp_path / "some_study.py", Home(tmp_path / "home")
     study.write_text(CURVES.replace(DECLARED, declared))
-    expected = declare(RunRequest(home, str(study)), None, workers=1).spec
+    expected = declare(request_of(home, str(study)), None, workers=1).spec
     study.write_text(CURVES.replace(f"    {DECLARED},\n", ""))
-    assert declare(RunRequest(home, str(study), **{option: value}), None, workers=1).spec == expected
+    assert declare(request_of(home, str(study), **{option: value}), None, workers=1).spec == expected
 
 
 @pytest.mark.parametrize(
@@ -103,14 +115,14 @@ def test_options_that_were_given_are_kept_and_compared(tmp_path, option, begun, 
     study.write_text(CURVES)
     ledger = Ledger(home.storage)
     asked: dict[str, Any] = {"sampler": "random", option: begun}
-    driven(ledger, RunRequest(home, str(study), **asked), trials=1)
+    driven(ledger, request_of(home, str(study), **asked), trials=1)
 
     def now(**given):
-        return declare(RunRequest(home, str(study), **given), ledger, workers=1)
+        return declare(request_of(home, str(study), **given), ledger, workers=1)
 
     first = now()
     for again in (now(**{option: begun}), now(**{option: begun["name"]})):
         assert again.spec == first.spec, "given again, or by name alone, they are the same"
     with pytest.raises(DriftError, match=rf"and {option} changed"):
-        driven(ledger, RunRequest(home, str(study), **{option: other}), trials=2)
+        driven(ledger, request_of(home, str(study), **{option: other}), trials=2)
     ledger.close()

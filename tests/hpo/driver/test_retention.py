@@ -15,8 +15,9 @@ from rounds import rounds
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.driver.request import RunRequest
-from hpo.ledger import Ledger, file_queries, queries
+from hpo.driver.request import request_of
+from hpo.ledger import Ledger, queries
+from hpo.ledger.views import files as file_queries
 from hpo.storage.home import Home
 from hpo.verify import verify
 from trainer.checkpoint.location import Disk
@@ -66,7 +67,7 @@ def on_disk(home: Home) -> int:
 def run(home: Home, file: str, max_bytes: int | None) -> tuple[str, dict[int, list[int]], int]:
     """(the digest, trial number -> steps of its kept checkpoints, the best trial) of a study of five trials."""
     ledger = Ledger(home.create().storage)
-    driven(ledger, RunRequest(home, file), trials=TRIALS, max_bytes=max_bytes)
+    driven(ledger, request_of(home, file), trials=TRIALS, max_bytes=max_bytes)
     found = seen(ledger)
     ledger.close()
     return found
@@ -76,8 +77,8 @@ def seen(ledger: Ledger) -> tuple[str, dict[int, list[int]], int]:
     with ledger.read() as connection:
         row = queries.study_row(connection, "kept")
         steps: dict[int, list[int]] = {}
-        for one in file_queries.kept_of_study(connection, row["id"]):
-            steps.setdefault(one["number"], []).append(one["step"])
+        for one in file_queries.kept_of_study(connection, row.id):
+            steps.setdefault(one.number, []).append(one.step)
         return queries.digest(connection, row), steps, queries.ranked(connection, row)[0]
 
 
@@ -151,7 +152,7 @@ def test_killed_between_the_rows_and_the_files_nothing_is_lost_or_left(tmp_path,
 
 
 def test_a_bound_that_is_none_is_refused(home):
-    for value, words in [("0", "leaves room for nothing"), ("10XB", "is no size"), ("-1", "is no size")]:
+    for value, words in [("0", "leaves room for nothing"), ("10XB", "is not a size"), ("-1", "is not a size")]:
         result = CliRunner().invoke(
             app, ["run", "--study", "mlp", "--max-bytes", value, "--trials", "1", "--home", str(home.root)]
         )
@@ -168,7 +169,7 @@ def test_a_remembered_budget_is_lowered_and_raised_by_naming_another(tmp_path, f
         assert said.exit_code == 0, said.output
         ledger = Ledger(home.storage)
         with ledger.read() as connection:
-            remembered = queries.study_row(connection, "kept")["environment"].get("max_bytes")
+            remembered = queries.study_row(connection, "kept").environment.get("max_bytes")
         steps = seen(ledger)[1]
         ledger.close()
         return remembered, steps

@@ -9,7 +9,7 @@ from crafted import open_crafted, put_trial
 
 from hpo.driver.run import damage_of_ledger
 from hpo.ledger import Ledger
-from hpo.tracking.mirror import DrainResult, lag
+from hpo.tracking.lag import DrainResult, lag
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def training(*, callbacks=(), resume=True, own=True, eval_dataset: Any = DATA, *
 def test_interrupted_it_trains_to_the_same_bits(given, tmp_path):
     reports = check_resumes(training(**given), tmp_path, cuts=(2,) if given else (1, 2, 3))
     assert [epoch for _, epoch, _ in reports] == [1, 2, 3, 4]
-    assert set(reports[0][2]) == {"eval_loss", "eval_accuracy"}, "no speeds, nothing that is no number"
+    assert set(reports[0][2]) == {"eval_loss", "eval_accuracy"}, "no speeds, nothing that is not a number"
 
 
 def test_steps_are_reported_and_resumed_in_the_middle_of_an_epoch(tmp_path):

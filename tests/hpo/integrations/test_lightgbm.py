@@ -72,7 +72,7 @@ def test_interrupted_it_grows_the_same_trees(params, tmp_path):
         ({"linear_tree": True}, "linear_tree"),
         ({"use_quantized_grad": True}, "stochastic_rounding"),
         ({"cegb_penalty_split": 0.01}, "cegb"),
-        ({"bagging_fraction": 0.5, "bagging_freq": 2}, "bagging_freq=2 .* every=3 is no multiple"),
+        ({"bagging_fraction": 0.5, "bagging_freq": 2}, "bagging_freq=2 .* every=3 is not a multiple"),
     ],
     ids=str,
 )

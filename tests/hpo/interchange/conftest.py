@@ -40,9 +40,9 @@ def brought(home: Home) -> Callable[..., Any]:
         ledger, done = bring(Request(tool, str(source), **given), home, None, None)
         with closing(ledger), ledger.read() as connection:
             study = queries.study_row(connection, done.name)
-            trials = queries.trial_rows(connection, study["id"])
+            trials = queries.trial_rows(connection, study.id)
             curves: dict[int, dict[str, list[tuple[int, float]]]] = {}
-            for number, key, step, _, value in queries.curves(connection, study["id"]):
+            for number, key, step, _, value in queries.curves(connection, study.id):
                 curves.setdefault(number, {}).setdefault(key, []).append((step, value))
         return SimpleNamespace(done=done, study=study, trials=trials, curves=curves)
 

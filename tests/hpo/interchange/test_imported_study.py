@@ -11,16 +11,15 @@ from sqlalchemy import func, select
 from study_runs import hpo, refused
 
 import hpo as platform
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
-from hpo.driver.warm_start import records
 from hpo.errors import UserError
 from hpo.interchange import study as studies
 from hpo.interchange.record import ImportedStudy, ImportedTrial, Point
 from hpo.interchange.rows import row
 from hpo.ledger import Ledger, imports, queries
-from hpo.ledger.tables import reports, trials
-from hpo.ledger.tables import studies as study_table
+from hpo.ledger.database.tables import reports, trials
+from hpo.ledger.database.tables import studies as study_table
 from hpo.space.objective import Objective
 
 LOSS = (Objective("val/loss", "minimize"),)
@@ -67,7 +66,7 @@ def test_every_command_takes_an_imported_study(asset, home):
     drawn = hpo("plot", "history", "slice", "curves", "--to", str(home.root / "p"), home=home)
     assert drawn.exit_code == 0 and (home.root / "p" / "slice.png").is_file()
     assert hpo("importance", home=home).exit_code == 0
-    assert hpo("verify", home=home).stdout.startswith("0 differences; looked at 1 study, 12 trials")
+    assert hpo("verify", home=home).stdout.startswith("0 differences; checked 1 study, 12 trials")
     again = hpo("import", "optuna", database, home=home)
     assert "study digits-sweep: 0 new trials of 12" in again.output
     assert hpo("export", "--to", str(home.root.parent / "out.json"), home=home).exit_code == 0
@@ -93,10 +92,29 @@ def test_an_exported_file_is_replaced_only_by_force(home, tmp_path):
         assert hpo(*database, "--name", name, home=home).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--to s3://bucket/trials.csv", "--to s3://bucket/trials.csv: export writes to no such URL: name a file that"),
+        ("--to s3://key:secret@bucket/trials", "--to s3://key:***@bucket/trials: export writes to no such URL"),
+        ("--to file:///srv/trials.csv", "or a database, such as sqlite:///study.db or postgresql+psycopg://HOST/NAME."),
+        ("--to postgresql+nosuch://host/name", "export writes to no such URL"),
+        ("--to postgresql://host:port/name", "export writes to no such URL"),
+        ("--to ://name", "--to ://name: export writes to no such URL"),
+        ("--to sqlite://", "--to sqlite://: export writes to no such URL"),  # in memory, and gone with the command
+        ("--to s3://bucket/trials --format csv", "--to s3://bucket/trials: csv goes to no URL: name a file."),
+        ("0 --to s3://bucket/model.onnx", "--to s3://bucket/model.onnx: this command writes to no URL; name a file."),
+    ],
+)
+def test_a_url_that_takes_no_export_is_refused_before_the_study_is_opened(home, words, said):
+    error = refused(hpo("export", *words.split(), home=home), 2)
+    assert said in error and len(error.splitlines()) == 1 and not home.root.exists()
+
+
 def test_a_run_by_the_name_of_an_imported_study_is_refused(home):
     written(home, found(), "mlp")
     with closing(Ledger(home.storage)) as ledger, pytest.raises(UserError, match="was imported"):
-        declare(RunRequest(home, reference="mlp", trials=1), ledger, workers=1)
+        declare(request_of(home, reference="mlp", trials=1), ledger, workers=1)
 
 
 MINE = """
@@ -110,23 +128,26 @@ def mine(trial):
 
 @pytest.mark.whole
 def test_a_study_begins_with_what_an_imported_one_has_found(home, tmp_path):
-    """The sampler gets each imported trial at the place of its parameters, with its value and its curve."""
+    """An imported study teaches by default too, by the values of its parameters."""
     file = tmp_path / "mine.py"
     file.write_text(MINE)
     written(home, studies.renamed(found(5), {"train.optim.lr": "lr"}))
     with closing(Ledger(home.storage)) as ledger:
-        request = RunRequest(home, reference=str(file), warm_start="sweep", sampler="tpe")
-        spec = declare(request, ledger, workers=1).spec
-    known = records(spec.earlier)
-    assert [(one.coordinates, one.values) for one in known] == [
-        ({"lr": 0.01 / (n + 1)}, (1.0 / (n + 1),)) for n in range(5)
-    ]
-    assert [one.curve for one in known] == [[(1, 2.0), (2, 1.0 / (n + 1))] for n in range(5)]
+        specs = [
+            declare(request_of(home, reference=str(file), learn_from=learn_from, sampler="tpe"), ledger, workers=1).spec
+            for learn_from in ("auto", "sweep")
+        ]
+    assert specs[0] == specs[1] and specs[0].learn_from == ["sweep"]
+    assert specs[0].knowledge["portfolio"] == [{"study": "sweep", "params": {"lr": 0.01 / 5}}], "of the least loss"
+    assert specs[0].knowledge["studies"][0]["trials"] == 5
     written(home, studies.renamed(found(5), {"train.optim.lr": "other"}), "unlike")
-    with closing(Ledger(home.storage)) as ledger, pytest.raises(UserError, match="of its 5 trials none fits the space"):
-        declare(RunRequest(home, reference=str(file), warm_start="unlike", sampler="tpe"), ledger, workers=1)
+    with (
+        closing(Ledger(home.storage)) as ledger,
+        pytest.raises(UserError, match="it has searched none of this study's dimensions"),
+    ):
+        declare(request_of(home, reference=str(file), warm_start="unlike", sampler="tpe"), ledger, workers=1)
     said = hpo("run", "--study", str(file), "--warm-start", "sweep", "--trials", "1", "--executor", "inline", home=home)
-    assert said.exit_code == 0 and "warm start: 5 of 5 complete trials of study sweep" in said.output
+    assert said.exit_code == 0 and "learned from sweep (5 trials): the search tries 1 configuration" in said.output
 
 
 def test_another_study_of_the_name_is_not_added_to(home):
@@ -175,7 +196,7 @@ def test_two_imports_at_once_never_write_a_trial_twice(home):
     more = found(4)
     with closing(Ledger(home.storage)) as ledger:
         with ledger.read() as connection:
-            stale = dict(queries.study_row(connection, "sweep"))
+            stale = dict(connection.execute(study_table.select()).mappings().one())
         written(home, found(3))
         spec = {**stale["spec"], "metrics": ["other"]}
         rows = [row(one, "wandb", LOSS, (), 0.0) for one in more.trials]
@@ -215,8 +236,8 @@ def test_the_ledgers_of_both_kinds_hold_what_is_imported(home, database, request
         assert studies.import_study(study, ledger, home, home.tracking_uri, name).added == 1
         assert studies.import_study(study, ledger, home, home.tracking_uri, name).added == 0
         with ledger.read() as connection:
-            [only] = queries.trial_rows(connection, queries.study_row(connection, "odd")["id"])
-    assert only["params"]["n"] == "nan" and only["params"]["big"] == 10**18
+            [only] = queries.trial_rows(connection, queries.study_row(connection, "odd").id)
+    assert only.params["n"] == "nan" and only.params["big"] == 10**18
 
 
 @pytest.mark.parametrize(
@@ -230,7 +251,7 @@ def test_the_ledgers_of_both_kinds_hold_what_is_imported(home, database, request
         (("csv", "t.csv", "--metric", "loss", "--name", "a b"), "study name 'a b' cannot be used"),
         (("csv", "nowhere.csv", "--metric", "loss"), "nowhere.csv is not a file"),
         (("csv", "t.csv", "--metric", "loss", "--tracking-uri", "nowhere"), "--tracking-uri 'nowhere' cannot be used"),
-        (("ray", "nowhere", "--metric", "loss"), "nowhere is no directory"),
+        (("ray", "nowhere", "--metric", "loss"), "nowhere is not a directory"),
         (("nothing", "x"), "No such command 'nothing'"),
     ],
 )
@@ -245,8 +266,8 @@ def test_the_space_grows_with_what_is_imported(home):
     written(home, found(2))
     grown = written(home, found(4))
     with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
-        spec = queries.study_row(connection, "sweep")["spec"]
-    assert spec["imported"]["space"]["train.optim.lr"]["low"] == 0.01 / 4
+        spec = queries.study_row(connection, "sweep").spec
+    assert spec.imported["space"]["train.optim.lr"]["low"] == 0.01 / 4
     assert grown.guessed == ["the space of train.optim.lr, model.hidden_size from the values that were tried"]
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
+import signal
+import socket
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
 import optuna
@@ -17,6 +23,7 @@ import hpo
 from hpo.errors import UserError
 from hpo.interchange.export import export_study
 from hpo.ledger import Ledger
+from hpo.ledger.process_id import start_time
 from hpo.search.samplers.optuna_sampler import quiet_optuna
 
 _ALIKE = ("number", "state", "values", "params", "distributions", "intermediate_values", "user_attrs", "system_attrs")
@@ -68,19 +75,19 @@ def test_round_trip_of_a_released_database_is_equal(asset, home, brought, tmp_pa
 
 def test_what_the_ledger_has_of_a_released_database(asset, brought):
     found = brought("optuna", asset("optuna-5.0.0.db.xz"), metrics=["val/accuracy"])
-    assert found.done.name == "digits-sweep" and found.study["state"] == "complete"
-    assert found.study["spec"]["objectives"] == [{"metric": "val/accuracy", "direction": "maximize", "select": "last"}]
-    states = {trial["number"]: trial["state"] for trial in found.trials}
+    assert found.done.name == "digits-sweep" and found.study.state == "complete"
+    assert found.study.spec.objectives == [{"metric": "val/accuracy", "direction": "maximize", "select": "last"}]
+    states = {trial.number: trial.state for trial in found.trials}
     assert {number for number, state in states.items() if state == "pruned"} == {5, 9}
     assert states[4] == "failed" and states[7] == "infeasible"  # its value is infinite
     assert [step for step, _ in found.curves[0]["val/accuracy"]] == [1, 2, 3]
     assert math.isnan(found.curves[6]["val/accuracy"][1][1])
-    assert found.curves[8]["val/accuracy"][-1] == (4, found.trials[8]["values"][0])  # its value is not its last report
-    assert {type(trial["params"]["optimizer"]) for trial in found.trials} > {str, int}
-    assert sum("momentum" in trial["params"] for trial in found.trials) == sum(
-        trial["params"]["optimizer"] == "sgd" for trial in found.trials
+    assert found.curves[8]["val/accuracy"][-1] == (4, found.trials[8].values[0])  # its value is not its last report
+    assert {type(trial.params["optimizer"]) for trial in found.trials} > {str, int}
+    assert sum("momentum" in trial.params for trial in found.trials) == sum(
+        trial.params["optimizer"] == "sgd" for trial in found.trials
     )
-    assert found.study["spec"]["imported"]["space"]["lr"] == {
+    assert found.study.spec.imported["space"]["lr"] == {
         "type": "Float", "low": 1e-5, "high": 0.1, "log": True, "step": None,
     }  # fmt: skip
     assert found.done.left == ["1 trial in state RUNNING, which may end yet"]
@@ -120,7 +127,7 @@ def test_several_objectives_constraints_and_names_come_back(home, brought, made,
 
 
 def test_odd_choices_and_ranges_that_change_come_back(home, brought, made, tmp_path):
-    """A choice that is no number, a range that depends on the trial, and attributes that JSON hardly holds."""
+    """A choice that is not a number, a range that depends on the trial, and attributes that JSON hardly holds."""
     url, study = made()
 
     def objective(trial):
@@ -144,8 +151,8 @@ def test_a_second_import_adds_what_is_new(brought, made):
     study.tell(trial, 0.5)
     study.add_trial(optuna.create_trial(value=2.0))
     found = brought("optuna", url)
-    assert found.done.added == 2 and [trial["values"] for trial in found.trials] == [[1.0], [0.5], [2.0]]
-    assert found.study["requested"] == 3 and brought("optuna", url).done.added == 0
+    assert found.done.added == 2 and [trial.values for trial in found.trials] == [[1.0], [0.5], [2.0]]
+    assert found.study.requested == 3 and brought("optuna", url).done.added == 0
 
 
 def test_a_journal_is_read_too(brought, tmp_path):
@@ -163,8 +170,8 @@ def test_names_are_changed_on_the_way_in_and_go_out_so(home, brought, made, tmp_
     url, study = made()
     study.add_trial(optuna.create_trial(value=1.0, params={"lr": 0.1}, distributions={"lr": _unit()}))
     found = brought("optuna", url, rename={"lr": "train.optim.lr", "value": "val/loss"})
-    assert found.trials[0]["params"] == {"train.optim.lr": 0.1}
-    assert found.study["spec"]["objectives"][0]["metric"] == "val/loss"
+    assert found.trials[0].params == {"train.optim.lr": 0.1}
+    assert found.study.spec.objectives[0]["metric"] == "val/loss"
     assert hpo.open("s", home=home.root).to_optuna().best_trial.params == {"train.optim.lr": 0.1}
     with pytest.raises(UserError, match=r"--rename nothing=x: .* has lr, value, not nothing\.$"):
         brought("optuna", url, rename={"nothing": "x"}, name="other")
@@ -187,7 +194,7 @@ def test_a_storage_that_cannot_be_read_is_one_sentence(asset, brought, home, tmp
         file.seek(4096)
         file.write(b"\xff" * 40_000)
     for source, said in {
-        "sqlite:///nowhere.db": "there is no file nowhere.db: name a storage",
+        "sqlite:///nowhere.db": "file nowhere.db does not exist: name a storage",
         tmp_path / "text": "is neither a database of SQLite nor a journal",
         tmp_path / "journal.log": "cannot be read as a storage of Optuna's",
         tmp_path / "other.db": "cannot be read as a storage of Optuna's .*no such table",
@@ -221,6 +228,53 @@ def test_an_export_never_overwrites_a_study(asset, home, brought, tmp_path):
     export_study(ledger, home, done.name, url, "optuna")
     with pytest.raises(UserError, match="has a study 'digits-sweep' already: name another with --name"):
         export_study(ledger, home, done.name, url, "optuna")
+
+
+WRITES = """
+import os, signal, sys
+from pathlib import Path
+import optuna
+from hpo.interchange import export
+from hpo.ledger import Ledger
+from hpo.storage.home import Home
+
+at, root, name, url = sys.argv[1:]
+whole = getattr(optuna.Study, at)
+
+def cut(self, *arguments):
+    if at == "add_trials":
+        whole(self, arguments[0][:1])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(optuna.Study, at, cut)  # ends the process there
+home = Home(Path(root))
+export.export_study(Ledger(home.storage), home, name, url, "optuna")
+"""
+
+
+@pytest.mark.parametrize("at", ["set_user_attr", "add_trials"])
+def test_an_export_that_was_killed_is_made_anew(process, asset, home, brought, tmp_path, at):
+    done = brought("optuna", asset("optuna-5.0.0.db.xz")).done
+    url = f"sqlite:///{tmp_path / 'out.db'}"
+    line = [sys.executable, "-c", WRITES, at, str(home.root), done.name, url]
+    killed = subprocess.run(line, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with closing(Ledger(home.storage)) as ledger:
+        assert "trials written" in export_study(ledger, home, done.name, url, "optuna")
+    assert brought("optuna", url, name="again").done.added == done.added
+
+
+def test_an_export_that_another_process_writes_is_left_alone(process, asset, home, brought, made):
+    done = brought("optuna", asset("optuna-5.0.0.db.xz")).done
+    url, study = made(done.name)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    writer = [socket.gethostname(), child.pid, start_time(child.pid)]
+    study._storage.set_study_system_attr(study._study_id, "hpo.writer", writer)
+    with closing(Ledger(home.storage)) as ledger:
+        with pytest.raises(UserError, match=f"is being written by pid {child.pid} on .*: wait, or name another"):
+            export_study(ledger, home, done.name, url, "optuna")
+        child.communicate(b"\n")
+        assert "trials written" in export_study(ledger, home, done.name, url, "optuna")
 
 
 def test_a_file_is_written_and_read_whatever_is_in_its_name(asset, home, brought, tmp_path):

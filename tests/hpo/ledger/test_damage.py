@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.errors import HomeError, StorageError
-from hpo.ledger import Ledger, damage, store, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import damage, store, tables
 from hpo.storage.home import Home
 
 COLUMNS = [(table.name, column.name) for table in tables.metadata.sorted_tables for column in table.columns]
@@ -30,7 +31,7 @@ JSONS = [
     if isinstance(column.type, tables.Json)
 ]
 COMMANDS = (["status"], ["best"], ["show", "1"], ["compare", "--all"], ["verify"], ["resume"], ["sync"], ["importance"])
-# The bit that makes `{` a `;` and `[` a `{`, text that is no UTF-8, and another kind of JSON.
+# The bit that makes `{` a `;` and `[` a `{`, text that is not UTF-8, and another kind of JSON.
 HARMS = ("CAST(X'3b' || substr(CAST({0} AS BLOB), 2) AS TEXT)", "CAST(X'7bff' AS TEXT)", "'\"a\"'")
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from hpo.cli.main import app
 from hpo.errors import UserError
 from hpo.ledger import Ledger
-from hpo.ledger.sqlite_url import path_of, url_of
+from hpo.ledger.database.sqlite_url import path_of, url_of
 from hpo.storage.home import Home
 from hpo.tracking.uri import check_uri
 
@@ -84,7 +84,7 @@ def test_homes_that_differ_after_a_question_mark_have_two_ledgers(tmp_path):
 
 def test_a_question_mark_that_would_end_the_path_is_refused(tmp_path):
     for refusing in (Ledger, check_uri):
-        with pytest.raises(UserError, match=r"ends its path at the '\?', and 'x/l\.db' is no option.*write %3F"):
+        with pytest.raises(UserError, match=r"ends its path at the '\?', and 'x/l\.db' is not an option.*write %3F"):
             refusing(f"sqlite:///{tmp_path}/q?x/l.db")
     assert not list(tmp_path.iterdir())
     assert check_uri(f"sqlite:///{tmp_path}/l.db?timeout=60") == "sqlite"

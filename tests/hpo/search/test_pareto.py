@@ -13,9 +13,9 @@ from hpo.search.curves import Rankings
 from hpo.search.pareto import Ranking, ahead, beyond, dominates, front, fronts, ranked, spread
 from hpo.search.ranking import best_of, placed
 from hpo.search.strategies.asha import Asha
-from hpo.search.strategies.base import TableHistory
 from hpo.search.strategies.halving import Halving
 from hpo.search.strategies.hyperband import Hyperband
+from hpo.search.strategies.table_history import TableHistory
 from hpo.space.objective import Constraint
 
 

@@ -18,10 +18,10 @@ from hpo.cli.main import app
 from hpo.declaration.references import load
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.database.tables import decisions, trials
 from hpo.ledger.history import Curves
-from hpo.ledger.tables import decisions, trials
-from hpo.search.strategies.base import STRATEGIES, check_several, make_strategy
 from hpo.search.strategies.hyperband import Hyperband
+from hpo.search.strategies.registry import STRATEGIES, check_several, make_strategy
 from hpo.space.objective import Constraint, Objective
 from hpo.storage.home import Home
 from hpo.workers.executors.local import Local
@@ -41,7 +41,8 @@ def hpo(*arguments: str, home: Home, code: int = 0):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, process) -> Home:
     home = Home(tmp_path_factory.mktemp("several"))
-    flags = ("--trials", "30", "--executor", "inline", "--window", "4", "--seed", "3")  # a first trial out of bounds
+    flags = ("--trials", "30", "--executor", "inline", "--window", "4", "--finish", "none")
+    flags += ("--seed", "3")  # a first trial out of bounds
     result = hpo("run", "--study", SEVERAL, *flags, home=home)
     assert "on the front: trial" in result.output
     return home
@@ -55,7 +56,7 @@ def rows(searched) -> list[dict]:
 
 def brute_front(rows) -> list[int]:
     """By the values of complete trials: (loss, accuracy)."""
-    complete = {row["number"]: row["values"] for row in rows if row["state"] == "complete"}
+    complete = {row.number: row.values for row in rows if row.state == "complete"}
     return [
         n
         for n, (loss, accuracy) in complete.items()
@@ -67,14 +68,14 @@ def brute_front(rows) -> list[int]:
 
 
 def test_trials_that_break_a_bound_are_infeasible_with_their_values(rows):
-    assert {row["state"] for row in rows} == {"complete", "pruned", "infeasible"}
+    assert {row.state for row in rows} == {"complete", "pruned", "infeasible"}
     for row in rows:
-        beyond = (10.0 * row["params"]["size"] - 120) / 120
-        assert row["violations"] == [pytest.approx(beyond)]
-        assert len(row["values"]) == 2
-        if row["state"] == "infeasible":
-            assert beyond > 0 and row["error"] == f"size {10 * row['params']['size']} is above 120."
-        elif row["state"] == "complete":
+        beyond = (10.0 * row.params["size"] - 120) / 120
+        assert row.violations == [pytest.approx(beyond)]
+        assert len(row.values) == 2
+        if row.state == "infeasible":
+            assert beyond > 0 and row.error == f"size {10 * row.params['size']} is above 120."
+        elif row.state == "complete":
             assert beyond <= 0
 
 
@@ -89,7 +90,7 @@ def test_best_is_the_front_and_one_of_it_by_its_number(searched, rows):
     assert all(f"\n  {number} " in text for number in front) and "val/accuracy" in text
     chosen = json.loads(hpo("best", "--trial", str(front[-1]), "--json", home=searched).stdout)
     assert chosen == next(one for one in found if one["number"] == front[-1])
-    other = next(row["number"] for row in rows if row["number"] not in front)
+    other = next(row.number for row in rows if row.number not in front)
     assert "is not one of the best" in hpo("best", "--trial", str(other), home=searched, code=2).stderr
     assert "there is more than one" in hpo("best", "--to", "x.yaml", home=searched, code=2).stderr
 
@@ -113,7 +114,7 @@ def test_mlflow_has_the_front_in_the_parent_and_values_in_the_children(searched,
     [experiment] = [one for one in client.search_experiments() if one.name == "several"]
     runs = client.search_runs([experiment.experiment_id], max_results=100)
     [parent] = [run for run in runs if run.data.tags["hpo.kind"] == "study"]
-    values = {row["number"]: row["values"] for row in rows}
+    values = {row.number: row.values for row in rows}
     shown = json.loads(parent.data.tags["hpo.front.values"])
     assert {int(number): own for number, own in shown.items()} == {n: values[n] for n in brute_front(rows)}
     assert "hpo.best.trial" not in parent.data.tags
@@ -127,19 +128,19 @@ def test_mlflow_has_the_front_in_the_parent_and_values_in_the_children(searched,
 
 def test_metrics_json_has_each_objective_and_how_far_beyond_the_bounds(searched, rows):
     for row in rows:
-        found = json.loads((searched.checkpoints("several", row["number"]) / "metrics.json").read_text())
-        assert list(found["objective"].values()) == row["values"]
-        assert found["violations"] == {"size": row["violations"][0]}
+        found = json.loads((searched.checkpoints("several", row.number) / "metrics.json").read_text())
+        assert list(found["objective"].values()) == row.values
+        assert found["violations"] == {"size": row.violations[0]}
 
 
 def test_an_optuna_study_has_the_same_front_and_the_constraints(searched, rows):
     made = load(SEVERAL).to_optuna(searched)
     assert sorted(trial.number for trial in made.best_trials) == brute_front(rows)
     for row in rows:
-        trial = made.trials[row["number"]]
-        assert trial.constraints == {"size": row["violations"][0]}
-        if row["state"] != "pruned":
-            assert trial.values == row["values"]
+        trial = made.trials[row.number]
+        assert trial.constraints == {"size": row.violations[0]}
+        if row.state != "pruned":
+            assert trial.values == row.values
 
 
 @pytest.mark.parametrize("metric", ["val/loss", "val/accuracy"])
@@ -225,9 +226,9 @@ def test_rungs_rank_by_non_domination_under_every_strategy_that_has_them(tmp_pat
 
 @rounds("strategy", STRATEGIES)
 def test_the_guide_says_which_strategies_take_several(strategy):
-    guide = (ROOT / "docs" / "guide" / "search.md").read_text(encoding="utf-8")
-    [ranking] = re.findall(r"\n\n([^.]*?) rank a rung by fronts of non-dominated", guide)
-    if strategy in {*re.findall(r"`(.+?)`", ranking), "none"}:
+    guide = (ROOT / "docs" / "guide" / "objectives.md").read_text(encoding="utf-8")
+    [ranking] = re.findall(r"The strategies ([^.]*?) take\s+several\s+objectives", guide)
+    if strategy in re.findall(r"`(.+?)`", ranking):
         check_several(make_strategy(strategy), 2)
     else:
         with pytest.raises(UserError, match=f"strategy '{strategy}' takes one objective and the study has 2"):
@@ -240,16 +241,16 @@ def test_at_a_rung_what_breaks_a_bound_is_behind_what_keeps_to_it(tmp_path, stra
     home = Home(tmp_path / "home")
     drive(home, trials=16, reference=SEVERAL, strategy=strategy, sampler="random")
     with Ledger(home.storage).read() as connection:
-        rows = {row["number"]: row for row in queries.trial_rows(connection, 1)}
+        rows = {row.number: row for row in queries.trial_rows(connection, 1)}
         curves = Curves(1, [LOSS, ACCURACY], [Constraint("size", upper=120.0)], bounded=True)
         curves.refresh(connection, None)
     order = list(curves.order(1, 2))
-    beyond = [max(0.0, rows[n]["params"]["size"] / 12 - 1) for n in order]
+    beyond = [max(0.0, rows[n].params["size"] / 12 - 1) for n in order]
     assert beyond == sorted(beyond) and beyond[0] == 0.0 and beyond[-1] > 0, "feasible first, then by the violation"
     assert sorted(order) == sorted(rows)
     if strategy == "asha-promote":  # its rungs are those of all trials, whatever the order they came in
-        kept = [n for n in order if rows[n]["epoch"] > 1]
-        assert kept and all(rows[n]["params"]["size"] <= 12 for n in kept)
+        kept = [n for n in order if rows[n].epoch > 1]
+        assert kept and all(rows[n].params["size"] <= 12 for n in kept)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +273,7 @@ def test_what_breaks_a_bound_passes_no_rung_that_stops_what_keeps_to_it(tmp_path
     enqueue = [good, bad, broken] * (count // 3)
     drive(home, trials=count, reference=str(study), sampler="random", enqueue=enqueue)
     with Ledger(home.storage).read() as connection:
-        epochs = {row["number"]: row["epoch"] for row in queries.trial_rows(connection, 1)}
+        epochs = {row.number: row.epoch for row in queries.trial_rows(connection, 1)}
         query = select(trials.c.number, decisions.c.step).join(trials).where(decisions.c.verdict == "stop")
         stopped = dict(connection.execute(query).all())  # a step is an epoch
     asha, dealt = make_strategy(strategy), dict.fromkeys(epochs, 0)
@@ -359,14 +360,14 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     assert [one["metric"] for one in found] == ["val/loss", "val/accuracy"]
     tried = {row["trial"] for row in found[0]["rows"]}
     assert len(tried) == 3 and tried <= set(front)
-    by_loss = min(front, key=lambda n: rows[n]["values"][0])
-    by_accuracy = max(front, key=lambda n: rows[n]["values"][1])
+    by_loss = min(front, key=lambda n: rows[n].values[0])
+    by_accuracy = max(front, key=lambda n: rows[n].values[1])
     assert {by_loss, by_accuracy} <= tried, "they cover the front, ends included"
     for one, shift, held in ((found[0], 0.015, 2), (found[1], -0.00025, None)):
         assert {row["trial"] for row in one["rows"]} == tried and set(one["front"]) == tried
         place = found.index(one)
         for row in one["rows"]:
-            value = rows[row["trial"]]["values"][place]
+            value = rows[row["trial"]].values[place]
             assert row["selected"] == value
             assert row["again"]["mean"] == pytest.approx(value + shift) and row["again"]["count"] == 2
             assert row["held_out"] is None if held is None else row["gap"] == pytest.approx(value + 2 * shift)
@@ -385,7 +386,7 @@ def test_the_front_is_confirmed_and_ablated_by_each_objective(tmp_path):
     assert "study 'several' has no complete trial 99: it has " in unknown
     shown = hpo("ablate", "--study", "several", "--trial", str(by_loss), "--json", *flags, home=home)
     loss, accuracy = json.loads(shown.stdout)
-    x, y = rows[by_loss]["params"]["x"], rows[by_loss]["params"]["y"]
+    x, y = rows[by_loss].params["x"], rows[by_loss].params["y"]
     cost = {row["label"]: row["worse"]["mean"] for row in loss["rows"] if row["worse"]}
     assert cost["x"] == pytest.approx(0.5 - x) and cost["y"] == pytest.approx((0.5 - y) / 9)
     assert cost["all defaults"] == pytest.approx(cost["x"] + cost["y"]) and cost["size"] == 0
@@ -404,5 +405,5 @@ def test_a_study_that_is_nowhere_feasible_says_so(tmp_path):
         "              [Objective('val/loss')], constraints=[Constraint('val/loss', upper=1e-9)])\n"
     )
     flags = ("--trials", "2", "--executor", "inline", "-o", "train.num_epochs=1")
-    said = hpo("run", "--study", str(study), *flags, home=Home(tmp_path / "home"), code=1).stderr
+    said = hpo("run", "--study", str(study), *flags, home=Home(tmp_path / "home"), code=5).stderr
     assert "none of 2 trials is feasible, `hpo show 0 --study narrow" in said and "mend" not in said

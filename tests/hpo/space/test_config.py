@@ -5,6 +5,10 @@ import math
 import re
 import subprocess
 import sys
+from functools import reduce
+from importlib import import_module
+from operator import getitem
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -19,15 +23,16 @@ from hpo.space.config import (
     apply,
     as_json,
     canonical_json,
-    check_path,
     config_hash,
     flatten,
     from_json,
     load_yaml,
     near,
     parse_override,
+    reads_as,
     resolve,
 )
+from hpo.space.paths import check_path
 from studies.mlp.config import Config as MlpConfig
 
 
@@ -124,6 +129,7 @@ def test_override_is_read_by_the_type_of_its_field(text, expected):
         ("lr=5", ["unknown path 'lr'", "'train.optim.lr'"]),
         ("trian.optim.lr=5", ["'trian'", "'train.optim.lr'"]),
         ("model.scale.price=1", ["'scale'", "did you mean 'model.scales.price'?"]),
+        ("nothing=1", ["Config has no field 'nothing'; it has "]),
         ("train.num_epochs.x=5", ["train.num_epochs has no fields"]),
         ("model.scales.price=x", ["model.scales.price", "'x'", "number"]),
     ],
@@ -329,3 +335,23 @@ def test_a_rule_of_the_whole_configuration_is_told_in_its_own_words():
 
     with pytest.raises(SpaceError, match=r"^low=3 is above high: lower it\.$"):
         from_json(Whole, {"low": 3})
+
+
+@pytest.mark.parametrize("study", ["atft", "convnet", "dpo", "gpt", "lora", "mlp"])
+def test_a_configuration_reads_as_its_json_and_as_no_other(study):
+    config = import_module(f"studies.{study}").STUDY.config
+    stored = as_json(config)
+    assert reads_as(config, stored)
+    for path, value in flatten(stored).items():
+        other = json.loads(json.dumps(stored))
+        *parents, name = path.split(".")
+        reduce(getitem, parents, other)[name] = float(value) if type(value) is int else [value]
+        assert not reads_as(config, other), path
+    assert not reads_as(config, stored | {"more": 1})
+
+
+def test_a_value_that_json_has_no_type_for_reads_as_nothing():
+    class Placed(Frozen):
+        place: Path = Path("here")
+
+    assert not reads_as(Placed(), as_json(Placed()))

@@ -59,12 +59,12 @@ def test_more_parameters_than_the_bound_are_infeasible_and_never_best(tmp_path, 
     result = CliRunner().invoke(app, ["run", "--study", str(file), *flags, "--home", str(home.root)])
     assert result.exit_code == 0, (result.output, result.stderr)
     with Ledger(home.storage).read() as connection:
-        rows = {row["params"]["model.hidden_size"]: row for row in queries.trial_rows(connection, 1)}
+        rows = {row.params["model.hidden_size"]: row for row in queries.trial_rows(connection, 1)}
     assert rows.keys() == {4, 8, 16}
     for hidden, row in rows.items():
         count = parameters(hidden)
-        assert row["state"] == ("infeasible" if count > 100 else "complete")
-        assert row["violations"] == [pytest.approx((count - 100) / 100)] and len(row["values"]) == 1
-    assert rows[16]["error"] == "model/parameters 161 is above 100."
+        assert row.state == ("infeasible" if count > 100 else "complete")
+        assert row.violations == [pytest.approx((count - 100) / 100)] and len(row.values) == 1
+    assert rows[16].error == "model/parameters 161 is above 100."
     best = json.loads(CliRunner().invoke(app, ["best", "--json", "--home", str(home.root)]).stdout)
     assert best["params"]["model.hidden_size"] in (4, 8)

@@ -10,9 +10,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from hpo import Choice, Float, Int, Objective, Study
+from hpo.declaration.content import identity
 from hpo.errors import SpaceError
 from hpo.search.samplers.registry import make_sampler
-from hpo.space.fit import check
+from hpo.space.config_check import check
 from hpo.space.rules import parsed
 from hpo.space.space import Space
 
@@ -53,7 +54,7 @@ def test_all_configurations_in_order_can_be_drawn_and_no_other():
     dimensions = {"a": Int(0, 6), "b": Int(0, 12, step=3), "c": Int(1, 8, powers_of_two=True)}
     space = Space(dimensions, rules=["a <= b", "b < 2 * c"])
     right = {p for p in itertools.product(*ranges.values()) if p[0] <= p[1] < 2 * p[2]}
-    grid = [space.decode(space.grid(number, 99)) for number in range(space.grid_size(99))]
+    grid = [space.decode(space.grid(99).point(number)) for number in range(space.grid(99).size)]
     assert Counter(tuple(p.values()) for p in grid) == Counter(right)
     assert {tuple(space.decode(at).values()) for at in points(space, 4000)} == right
 
@@ -89,7 +90,7 @@ def test_a_grid_has_the_points_at_which_rules_hold_that_are_not_linear():
     space = Space({"dim": Int(1, 12), "heads": Int(1, 6)}, rules=["dim % heads == 0", "dim * heads <= 24"])
     right = {(d, h) for d in range(1, 13) for h in range(1, 7) if d % h == 0 and d * h <= 24}
     assert space.rejects
-    grid = [tuple(space.decode(space.grid(number, 99)).values()) for number in range(space.grid_size(99))]
+    grid = [tuple(space.decode(space.grid(99).point(number)).values()) for number in range(space.grid(99).size)]
     assert Counter(grid) == Counter(right)
     sampler = make_sampler("tpe", space, [Objective("loss")], 0)
     asked = {tuple(space.decode(sampler.ask(number).coordinates).values()) for number in range(len(right))}
@@ -176,7 +177,7 @@ def test_rules_are_part_of_what_a_study_is():
     space = {"low": Float(0.0, 1.0), "high": Float(0.0, 1.0)}
     plain = Study("s", Config(), "m:T", space, [Objective("loss")])
     ruled = Study("s", Config(), "m:T", space, [Objective("loss")], rules=["low <= high"])
-    assert "rules" not in plain.identity() and ruled.identity()["rules"] == {"low <= high": True}
+    assert "rules" not in identity(plain) and identity(ruled)["rules"] == {"low <= high": True}
     study = ruled.configure({})
     assert all(study.resolved(study.space.decode(at))[1] == "" for at in points(study.space, 200))
     refused = plain.configure({}).resolved({"low": 0.75, "high": 0.5})

@@ -4,6 +4,7 @@ import json
 import math
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from rounds import rounds
 from hpo import Bool, Choice, Float, Int
 from hpo.errors import SpaceError
 from hpo.space.config import apply, as_json, flatten
-from hpo.space.fit import check
+from hpo.space.config_check import check
+from hpo.space.densities import densities
 from hpo.space.space import Space
 
 
@@ -229,15 +231,17 @@ def brute_force_grid(space, points):
 def test_grid_visits_every_distinct_configuration_once(points):
     kept = ("train.optim.name", "train.optim.momentum", "train.optim.nesterov", "model.num_heads", "model.hidden_size")
     space = bound({path: FULL[path] for path in (*kept, "model.dropout")})
-    visited = [json.dumps(space.decode(space.grid(n, points)), sort_keys=True) for n in range(space.grid_size(points))]
+    visited = [
+        json.dumps(space.decode(space.grid(points).point(n)), sort_keys=True) for n in range(space.grid(points).size)
+    ]
     assert len(set(visited)) == len(visited)
     assert set(visited) == brute_force_grid(space, points)
     with pytest.raises(IndexError):
-        space.grid(len(visited), points)
+        space.grid(points).point(len(visited))
 
 
 def test_grid_of_nothing_is_one_point():
-    assert Space({}).grid_size() == 1 and Space({}).grid(0) == {}
+    assert Space({}).grid().size == 1 and Space({}).grid().point(0) == {}
 
 
 @given(st.integers(1, 40), st.integers(0, 60), st.booleans(), st.integers(1, 9))
@@ -436,6 +440,35 @@ def test_draws_gather_around_a_prior_as_often_as_its_strength_says(dimension, ne
     assert share == pytest.approx(0.8 * within + 0.2 * uniform, abs=0.04)
 
 
+@rounds(
+    "dimension",
+    [
+        Float(1e-5, 1.0, log=True, like="lr/sgd", strength=0.8),
+        Float(0.01, 0.05, like="lr/sgd", strength=0.8),
+        Float(0.0, 1.0, like="momentum/sgd", strength=0.8),
+        Int(16, 64, log=True, like="batch_size/sgd", strength=0.8),
+    ],
+)
+def test_draws_follow_a_density_within_the_range(dimension):
+    """The share of draws below a value is that of the density, cut off at the ends, mixed with the uniform one."""
+    density, count = densities()[dimension.like], 4000
+    units = [(k + 0.5) / count for k in range(count)]
+    drawn = [dimension.guided(u) for u in units]
+    assert all(dimension.holds(at) for at in drawn)
+    scaled = np.log(density.quantiles) if density.log else np.array(density.quantiles)
+
+    def below(value):
+        return np.interp(np.log(value) if density.log else value, scaled, np.linspace(0, 1, len(scaled)))
+
+    for value in np.quantile(drawn, [0.1, 0.3, 0.5, 0.7, 0.9]) + (0.5 if isinstance(dimension, Int) else 0.0):
+        cut = (below(value) - below(dimension.low)) / (below(dimension.high) - below(dimension.low))
+        uniform = np.mean([dimension.from_unit(u) <= value for u in units])
+        assert np.mean(np.array(drawn) <= value) == pytest.approx(0.8 * cut + 0.2 * uniform, abs=0.02)
+    assert dimension.from_unit(dimension.centre) == pytest.approx(
+        density.value((density.share(dimension.low) + density.share(dimension.high)) / 2), rel=0.02
+    )
+
+
 def test_a_dimension_without_a_prior_is_described_and_drawn_as_before():
     plain, led = Float(0.0, 1.0), Float(0.0, 1.0, prior=0.3)
     assert "prior" not in plain.describe() and led.describe()["prior"] == 0.3 and led.describe()["strength"] == 0.5
@@ -450,6 +483,13 @@ def test_a_dimension_without_a_prior_is_described_and_drawn_as_before():
         (Choice(["a"], prior="b"), "prior='b' is not among"),
         (Float(0.0, 1.0, prior=0.5, strength=0), "strength=0 must be above 0"),
         (Float(0.0, 1.0, strength=1.5), "strength=1.5 must be"),
+        (Float(1e-4, 0.1, like="lr/sdg"), "x: like='lr/sdg' names no density: there are lr/sgd, "),
+        (Float(1e-4, 0.1, like="lr/sdg"), "; did you mean 'lr/sgd'?"),
+        (Float(1e-4, 0.1, like=3), "like=3 names no density"),
+        (Float(1e-4, 0.1, like="lr/sgd", prior=0.01), "like='lr/sgd' and prior=0.01 cannot be combined; drop one"),
+        (Choice([0.1, 0.2], like="lr/sgd"), "like='lr/sgd' is for numbers; drop it"),
+        (Float(10, 20, like="momentum/sgd"), "has good values from .* to .* and none from 10 to 20; drop it or move"),
+        (Float("a", 1, like="lr/sgd"), "low='a' must be a finite number"),
     ],
 )
 def test_priors_that_cannot_be_are_refused(dimension, words):

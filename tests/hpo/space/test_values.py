@@ -15,7 +15,7 @@ from hpo import Bool, Choice, Constraint, Float, Int, Objective, Study
 from hpo.errors import SpaceError, UserError
 from hpo.search.samplers.base import TrialRecord
 from hpo.search.samplers.registry import SAMPLERS, make_sampler
-from hpo.space import fit
+from hpo.space import config_check
 from hpo.space.space import Space
 from hpo.space.values import identity, plain, same
 
@@ -42,7 +42,7 @@ def test_numbers_of_numpy_are_those_of_python():
         "other": Int(1, 16, powers_of_two=True, when={"kind": 2}),
     }
     assert Space(by_numpy).describe() == Space(plainly).describe()
-    fit.check(Space(by_numpy), Config())
+    config_check.check(Space(by_numpy), Config())
     assert Float(0.0, 0.5, step=0.1).at(np.float64(0.3)) == 0.3 and Int(1, 8).at(np.int64(3)) == 3
     assert Choice([1, 2]).at(np.int32(2)) == 1 and type(Int(1, 8).at(np.int64(3))) is int
     study = {"config": Config(), "task": "m:T", "space": plainly, "objectives": [Objective("val/loss")]}
@@ -129,10 +129,10 @@ def test_a_grid_and_a_divisor_of_too_many_numbers_are_refused():
     for path in ("other", "dropout"):
         with pytest.raises(SpaceError, match=rf"{path} has \d+ values, too many for a grid"):
             make_sampler("grid", Space({path: MANY[path]}), [Objective("val/loss")], 0).ask(0)
-    assert len({Space({"big": MANY["big"]}).grid(k)["big"] for k in range(5)}) == 5
+    assert len({Space({"big": MANY["big"]}).grid().point(k)["big"] for k in range(5)}) == 5
     space = Space({"big": Int(1, 10**9), "other": Int(1, 10**9, multiple_of="big")})
     with pytest.raises(UserError, match=r"other: multiple_of='big' may be any of 1000000000 numbers"):
-        fit.check(space, Config())
+        config_check.check(space, Config())
     assert Int(1, 10**12, multiple_of="big").value(0.5, 7) % 7 == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -24,15 +25,15 @@ from hpo.analysis.results.best import best_trials
 from hpo.analysis.training.diagnose import Look, Subject, diagnosis
 from hpo.clock import FakeClock, SystemClock
 from hpo.driver.loop import Driver
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, leases, queries, transactions
-from hpo.ledger.tables import attempts, checkpoints, events, studies, trials
+from hpo.ledger.database.tables import attempts, checkpoints, events, studies, trials
 from hpo.storage import artifacts, gc, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.tracking import mirror_process
 from hpo.tracking.mirror import MAX_PAUSE, Mirror
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.verify import disk, verify
 from hpo.verify.report import Report
 from trainer.checkpoint.location import ObjectStore
@@ -66,7 +67,7 @@ def drive(
             (then or driver.request_stop)()
 
     with closing(Ledger(storage)) as ledger:
-        return driven(ledger, RunRequest(home.create(), reference=TINY, **flags), tick=tick, **options)[1]
+        return driven(ledger, request_of(home.create(), reference=TINY, **flags), tick=tick, **options)[1]
 
 
 def differences(ledger: Ledger, home: Home) -> list[str]:
@@ -91,6 +92,25 @@ def promoted(tmp_path, bucket):
     ledger = Ledger(storage)
     yield ledger, Home(tmp_path / "another").create()
     ledger.close()
+
+
+def test_a_restored_ledger_and_its_bucket_become_one_again(tmp_path, bucket):
+    """The ledger of an early interruption comes back after the study has ended, and a new home resumes it."""
+    ledger_file, storage = tmp_path / "ledger.db", f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert drive(storage, Home(tmp_path / "first"), bucket, 4, bound=4, **PROMOTE) == "interrupted"
+    with closing(sqlite3.connect(ledger_file)) as ledger, closing(sqlite3.connect(tmp_path / "backup.db")) as copy:
+        ledger.backup(copy)
+    assert drive(storage, Home(tmp_path / "first"), bucket, bound=4, **PROMOTE) == "complete"
+    with closing(Ledger(storage)) as ledger:
+        ended = digest(ledger)
+    for name in ("ledger.db-wal", "ledger.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    shutil.copy(tmp_path / "backup.db", ledger_file)
+    with closing(Ledger(storage)) as ledger:
+        assert differences(ledger, Home(tmp_path / "second")) != []
+    assert drive(storage, Home(tmp_path / "second"), bucket, bound=4, **PROMOTE) == "complete"
+    with closing(Ledger(storage)) as ledger:
+        assert digest(ledger) == ended and differences(ledger, Home(tmp_path / "second")) == []
 
 
 def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tmp_path):
@@ -121,11 +141,13 @@ def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tm
     with pytest.raises(CheckpointError, match=says):
         found.weights()
     study = platform.load("mlp")
-    looked_at = Subject("tiny", study, study.config, found.path, held=object(), place=found.place, sha256=found.sha256)  # type: ignore[arg-type]
+    looked_at = Subject(
+        "tiny", study, study.config, found.path, claim=object(), location=found.location, sha256=found.sha256
+    )  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match=says), diagnosis(looked_at, Look(1, 0, profile=False, pictures=False)):
         pass
     planned = gc.collect(ledger, home, "tiny", keep_best=1)
-    kept = {row["path"] for row in planned.left}
+    kept = {row.path for row in planned.left}
     assert planned.dropped and kept == {
         path for path, state in rows(ledger, checkpoints.c.path, checkpoints.c.state) if state == "kept"
     }
@@ -227,7 +249,7 @@ def test_each_rank_puts_its_part_there_and_takes_from_there_what_it_holds(tmp_pa
     for number in (0, 1):
         found = ledger.look(lambda c, number=number: trained(c, home, "tiny", number))
         parts = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "manifest.json"}
-        assert parts < found.place.files(found.path)
+        assert parts < found.location.files(found.path)
         assert found.weights().keys() >= {"0.weight", "3.bias"}
     assert differences(ledger, home) == []
     ledger.close()
@@ -236,7 +258,7 @@ def test_each_rank_puts_its_part_there_and_takes_from_there_what_it_holds(tmp_pa
 def test_a_server_that_goes_away_ends_the_run_and_costs_no_checkpoint(tmp_path, bucket, monkeypatch):
     storage, home = f"sqlite:///{tmp_path / 'ledger.db'}", Home(tmp_path / "home")
     flags = {"bound": 2, "sampler": "random", "strategy": "none", "overrides": {"pause": 0.0}}
-    with monkeypatch.context() as away, pytest.raises(CheckpointError, match=r"s3://.* cannot be reached \(Endpoint"):
+    with monkeypatch.context() as away, pytest.raises(CheckpointError, match=r"s3://.* cannot be reached \(no conn"):
         drive(storage, home, bucket, 1, then=lambda: away.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), **flags)
     assert drive(storage, home, bucket, **flags) == "complete"
     ledger = Ledger(storage)
@@ -259,9 +281,9 @@ def test_a_study_stays_where_it_was_begun(tmp_path, bucket):
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x cannot be used: there is no bucket of that name"),
-        ("http://host/x", "'http://host/x' is no place for checkpoints: give s3://BUCKET/PREFIX"),
-        ("s3://key:secret-of-s3@host/x", "'s3://key:***@host/x' is no place"),
+        ("s3://nowhere-at-all/x", "s3://nowhere-at-all/x cannot be used: the bucket does not exist at AWS"),
+        ("http://host/x", "'http://host/x' is not a place for checkpoints: give s3://BUCKET/PREFIX"),
+        ("s3://key:secret-of-s3@host/x", "'s3://key:***@host/x' is not a place"),
     ],
 )
 def test_an_unusable_place_is_refused_before_anything_is_written(place, says, bucket, tmp_path):
@@ -281,7 +303,7 @@ def test_a_damaged_checkpoint_is_told_of_by_its_address(tmp_path, bucket):
     study = ledger.look(lambda c: queries.study_row(c, "tiny"))
     numbers = dict(rows(ledger, trials.c.id, trials.c.number))
     addresses = [
-        f"{bucket}/tiny.{study['uid']}/checkpoints/tiny/{numbers[trial]:05d}/{path}" for trial, path in newest.items()
+        f"{bucket}/tiny.{study.uid}/checkpoints/tiny/{numbers[trial]:05d}/{path}" for trial, path in newest.items()
     ]
     for at in map(Bucket, addresses):
         (tmp_path / "harmed").write_bytes((at.get("model.safetensors") or b"")[:-1])
@@ -302,7 +324,7 @@ def handed_over(tmp_path, bucket, empty_mlflow):
         connection.execute(update(studies).values(environment=ENVIRONMENT | {"checkpoints": bucket}))
     made.ask(2)
     first, second = made.claim(), made.claim()
-    place = locations.place(home, made.ledger.look(lambda c: queries.study_row(c, "s")))
+    place = locations.of(home, made.ledger.look(lambda c: queries.study_row(c, "s")))
     (tmp_path / "notes.txt").write_text("seen")
     where = artifacts.store(home.files("s", 0), first.fence, tmp_path / "notes.txt", "notes.txt", place)
     told = {"path": "notes.txt", "stored": where}
@@ -351,7 +373,7 @@ def test_metrics_flow_on_while_the_bucket_is_away_and_files_follow(handed_over, 
         clock.sleep(MAX_PAUSE)
         mirroring.look()
         ended = mirroring.follow(lambda: True, 2.0, clock.sleep)
-        assert ended.behind > 0 and "s3://" in ended.why and "EndpointConnectionError" in ended.why
+        assert ended.behind > 0 and "s3://" in ended.why and "no connection to its endpoint can be made" in ended.why
     said = capsys.readouterr().out
     assert said.count("files that trials have handed over cannot be fetched: s3://") == 1
     assert asked and not any(asked), "no connection of the ledger's waits for a bucket"
@@ -369,7 +391,7 @@ def test_files_of_another_drivers_home_are_looked_for_there(tmp_path, bucket, em
         Results(ledger, "tiny", home).write()
     (tmp_path / "page.html").touch()
     study = ledger.look(lambda c: queries.study_row(c, "tiny"))
-    artifacts.leave(ledger, later.files("tiny", None), study["id"], {"plots/page.html": tmp_path / "page.html"})
+    artifacts.leave(ledger, later.files("tiny", None), study.id, {"plots/page.html": tmp_path / "page.html"})
     shutil.copyfile(empty_mlflow, later.root / "mlflow.db")
     tracker = MlflowTracker(later.tracking_uri, later.artifacts)
     assert mirror_process.drain(ledger, tracker, "tiny", later).behind == 0

@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.clock import SystemClock
-from hpo.ledger import leases, queries, tables
+from hpo.ledger import leases, queries
+from hpo.ledger.database import tables
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.verify import verify
-from trainer.report import Outcome, Verdict
+from trainer.report import Outcome, Report, Verdict
 
 pytestmark = pytest.mark.whole
 
@@ -99,7 +100,7 @@ def test_a_dry_run_changes_nothing(made):
 
 
 def test_a_bound_takes_the_worst_first_and_never_the_best(made):
-    [size] = {row["size"] for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
+    [size] = {row.size for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
     assert command(made, "--max-bytes", str(7 * size)).exit_code == 0
     assert kept(made) == {0: 2, 1: 2, 3: 2}  # the failed one, and the worst of those that are complete
     shown = command(made, "--max-bytes", "1kB")
@@ -113,7 +114,7 @@ def test_what_others_start_from_and_what_is_open_stays(made):
     with made.ledger.write() as connection:
         row = queries.study_row(connection, "s")
         named = next(made.home.checkpoints("s", 0).glob("step-*"))
-        spec = row["spec"] | {"overrides": {"train.resume_from": str(named)}}
+        spec = row.spec.json | {"overrides": {"train.resume_from": str(named)}}
         connection.execute(update(tables.studies).values(spec=spec, state="open"))
     made.ask(2)
     paused, restarted = made.claim(), made.claim()
@@ -152,7 +153,7 @@ def test_a_driver_looks_only_at_the_files_that_go(made, monkeypatch):
         gc.CheckpointStore, "sweep", lambda self, kept: swept.append(self.directory.name) or sweep(self, kept)
     )
     lease = leases.acquire(made.ledger, "driver:1", "s", ME, SystemClock(), 30.0)
-    [size] = {row["size"] for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
+    [size] = {row.size for row in gc.collect(made.ledger, made.home, "s", dry_run=True).dropped}
     for most, expected in ((10 * size, []), (9 * size, ["00004"]), (9 * size, []), (7 * size, ["00000", "00002"])):
         swept.clear()
         gc.keep_within(made.ledger, made.home, "s", lease, most, {}, finish=False)
@@ -166,10 +167,9 @@ def test_a_driver_looks_only_at_the_files_that_go(made, monkeypatch):
 def decided(made: Made, taken, verdict: Verdict) -> None:
     from hpo.ledger import transactions
 
-    lane = transactions.TrialReport(
-        taken, 1, {"val/loss": 8.0}, epoch=1, decide=lambda connection: verdict, strategy="pbt"
-    )
-    made.ledger.transact(lambda connection: transactions.commit(connection, [lane]))
+    report = Report(1, {"val/loss": 8.0}, epoch=1)
+    told = transactions.TrialReport(taken, report, lambda connection: verdict, strategy="pbt")
+    made.ledger.transact(lambda connection: transactions.commit(connection, [told]))
     outcome = Outcome("restarted", 1)
     made.ledger.transact(lambda connection: transactions.finish(connection, taken, outcome, None))
 
@@ -219,7 +219,8 @@ def test_a_kill_in_the_middle_is_finished_by_the_next_call(made, point):
     best = next(made.home.checkpoints("s", 1).glob("step-00000002*"))
     assert {path.name for path in best.iterdir()} == {"manifest.json", "model.safetensors"}
     for difference in verify(made.home, made.home.storage, made.home.tracking_uri, "s").differences:
-        assert any(one in difference for one in ("`hpo gc", "`hpo resume", "`hpo sync", "MLflow")), difference
+        fixes = ("`hpo repair", "`hpo gc", "`hpo resume", "`hpo sync", "MLflow")
+        assert any(fix in difference for fix in fixes), difference
     assert command(made).exit_code == 0
     assert kept(made) == {1: 2} and on_disk(made) == 2 * 1000
     sound(made)

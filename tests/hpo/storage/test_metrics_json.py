@@ -11,8 +11,8 @@ from sqlalchemy import event
 from hpo.analysis.results.best import best_trials, describe_best
 from hpo.analysis.results.progress import Progress
 from hpo.analysis.results.trial import describe, detail
-from hpo.cli.live import summary
 from hpo.clock import FakeClock
+from hpo.display.summary import summary
 from hpo.driver.request import RunResult
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import NAME, Results
@@ -62,7 +62,7 @@ def test_what_was_held_out_is_of_the_epoch_that_the_trial_is_judged_by(tmp_path,
     assert found["metrics"] == {"test/accuracy": 0.3, "val/accuracy": curve[-1]}
     assert failed["judged"] is None
     told = f"val/accuracy {value:g}, test/accuracy {held_out:g}" + (f" (epoch {epoch} of 4)" if epoch < 4 else "")
-    ended = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None))
+    ended = summary(Progress(ledger, "crafted", FakeClock()), RunResult("crafted", "complete", "", 0, None), 0.0)
     assert f"best: trial 0, {told}" in ended.splitlines()
     with ledger.read() as connection:
         [best] = best_trials(connection, home, "crafted")

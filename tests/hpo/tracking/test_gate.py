@@ -8,7 +8,7 @@ import stat
 from rounds import rounds
 
 from hpo.storage.home import Home
-from hpo.tracking.gate import Gate, opening_page, token_of
+from hpo.tracking.ui.gate import Gate, opening_page, token_of
 
 TOKEN = "t" * 64
 ORIGINS = ["http://127.0.0.1:5000", "http://localhost:5000"]

@@ -18,25 +18,29 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from made_rows import study_row
 from mirrored import ME, Made, sync
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from hpo import supervised
 from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.errors import Busy, UserError
-from hpo.ledger import Ledger, leases, queries, tables, transactions
+from hpo.ledger import Ledger, leases, queries, transactions
+from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
 from hpo.search.population.base import breeding
-from hpo.search.strategies.base import STRATEGIES
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.storage.home import Home
-from hpo.tracking import curves, damage, mirror_process, pages, projection
+from hpo.supervised import SupervisedProcess
+from hpo.tracking import curves, mirror_process, pages, projection
 from hpo.tracking.base import Unreachable
-from hpo.tracking.damage import damage_of
 from hpo.tracking.mirror import Mirror
-from hpo.tracking.mirror_process import Mirroring
-from hpo.tracking.mlflow import MlflowTracker
-from hpo.tracking.mlflow_sqlite import open_mlflow
+from hpo.tracking.mlflow import damage
+from hpo.tracking.mlflow.damage import damage_of
+from hpo.tracking.mlflow.sqlite import open_mlflow
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.tracking.uri import tracker_name
 from hpo.verify import verify
 from trainer.runtime import failpoint
@@ -191,7 +195,7 @@ def test_the_study_has_curves_in_the_order_of_its_tells(made, tracker):
 def test_curves_of_several_objectives_and_none_before_a_value(made):
     """Each objective has the best value of its own, whichever trial has it."""
     objectives = [{"metric": one, "direction": to} for one, to in (("loss", "minimize"), ("accuracy", "maximize"))]
-    study = {"id": made.id, "spec": {"objectives": objectives}}
+    study = study_row(id=made.id, spec={"objectives": objectives})
     made.ask(3)
     for kind, values in (("failed", None), ("complete", [0.5, 0.9]), ("complete", [0.6, 0.95])):
         made.finish(made.claim(), "user_error" if kind == "failed" else kind, 1, values)
@@ -444,7 +448,7 @@ def test_killed_at_every_point(home, point, hit):
     drained(made, tracker)
     assert (kept := shown(made, tracker)[0][2])["team"] == "speech" and "old" not in kept
     with made.ledger.read() as connection:
-        begun = [row["number"] for row in queries.trial_rows(connection, made.id) if row["fence"]]
+        begun = [row.number for row in queries.trial_rows(connection, made.id) if row.fence]
     assert sorted(shown(made, tracker)) == begun
     tracker.close()
     made.ledger.close()
@@ -521,7 +525,7 @@ def test_a_database_that_was_lost_is_filled_again(made, tracker, empty_mlflow):
 
 def test_one_mirror_at_a_time(made, tracker):
     with made.ledger.read() as connection:
-        study_id = queries.study_row(connection, "s")["id"]
+        study_id = queries.study_row(connection, "s").id
     lease = leases.acquire(made.ledger, f"mirror:{study_id}", "s", ME, SystemClock(), 1.0)
     with pytest.raises(Busy, match="already has a mirror"):
         mirror_process.drain(made.ledger, tracker, "s", made.home)
@@ -625,10 +629,10 @@ def test_the_process(tmp_path, killed, empty_mlflow):
     made.ledger.close()
 
 
-# In place of a mirror: each takes the study's lease as one does, and is deaf to SIGTERM.
+# In place of a mirror: each takes the study's lease as one does, and is deaf to its driver.
 _STAND_IN = """
 import signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 from hpo.clock import SystemClock
 from hpo.ledger import Ledger, leases
 from hpo.ledger.process_id import Process
@@ -639,7 +643,7 @@ _AT_WORK = "end = time.monotonic() + 4\nwhile time.monotonic() < end: open(sys.a
 _STILL = "time.sleep(1000)"
 
 
-def stand_in(made: Made, body: str, then: Callable[..., subprocess.Popen[bytes]] | None = None) -> Mirroring:
+def stand_in(made: Made, body: str, then: Callable[..., subprocess.Popen[bytes]] | None = None) -> SupervisedProcess:
     """A mirror's process that does `body`, and what is started after it."""
     script = made.home.root / "stand_in.py"
     script.write_text(_STAND_IN + body)
@@ -654,13 +658,13 @@ def stand_in(made: Made, body: str, then: Callable[..., subprocess.Popen[bytes]]
         begun[-1].stdout.close()
         return begun[-1]
 
-    return Mirroring(start, made.home.logs / "log")
+    return SupervisedProcess(start, made.home.logs / "log", "the mirror")
 
 
 @pytest.mark.usefixtures("process")
 def test_a_mirror_is_waited_for_while_it_does_anything(made, monkeypatch):
     """One that reads a file again and again for longer than one that does nothing is given, without a commit."""
-    monkeypatch.setattr(mirror_process, "SILENCE", 2.0)
+    monkeypatch.setattr(supervised, "SILENCE", 2.0)
     made.complete(2)
     mirroring = stand_in(made, _AT_WORK)
     mirror_process.finish(mirroring, made.ledger, made.home.tracking_uri, "s")
@@ -669,7 +673,7 @@ def test_a_mirror_is_waited_for_while_it_does_anything(made, monkeypatch):
 
 @pytest.mark.usefixtures("process")
 def test_a_mirror_that_does_nothing_is_ended_and_leaves_no_lease(made, monkeypatch):
-    monkeypatch.setattr(mirror_process, "SILENCE", 1.0)
+    monkeypatch.setattr(supervised, "SILENCE", 1.0)
     made.complete(2)
     told: list[int] = []
     mirroring = stand_in(made, _STILL)
@@ -689,7 +693,7 @@ def test_a_mirror_is_started_again_whatever_it_ended_by(made, code):
     real = mirror_process.spawn(made.home, made.home.storage, made.home.tracking_uri, "s")
     real.kill()
     real.process.wait()
-    mirroring = stand_in(made, ends, real._start)
+    mirroring = stand_in(made, ends, real.start)
     mirroring.process.wait()
     assert mirror_process.finish(mirroring, made.ledger, made.home.tracking_uri, "s") == 0
     assert verify(made.home, made.home.storage, made.home.tracking_uri).differences == []

@@ -20,10 +20,14 @@ import pytest
 from mirrored import Made
 
 from hpo.errors import HpoError, StorageError, UserError
+from hpo.ledger import queries
 from hpo.storage.home import Home
-from hpo.tracking import gate, mirror_process, ui
+from hpo.tracking import mirror_process
 from hpo.tracking.base import Unreachable
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
+from hpo.tracking.pages import study_page
+from hpo.tracking.ui import gate
+from hpo.tracking.ui import serve as ui
 from hpo.verify import verify
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
@@ -65,7 +69,9 @@ def page(home: Home, port: int, *, soon: bool = False) -> Iterator[subprocess.Po
 def leash(page: subprocess.Popen[str]) -> int:
     """The process that leads the session of the page's server."""
     children = Path(f"/proc/{page.pid}/task/{page.pid}/children").read_text().split()
-    [leader] = [int(pid) for pid in children if b"hpo.tracking.supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    [leader] = [
+        int(pid) for pid in children if b"hpo.tracking.ui.supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     return leader
 
 
@@ -102,6 +108,7 @@ def test_a_home_is_shown_and_a_killed_server_costs_nothing(tmp_path, monkeypatch
         assert "does not answer now" in drain_or_away(made, f"http://{HOST}:{port}").why
     with page(shown.home, port) as process:
         check_best_first(process, shown.home, port)
+        check_a_renamed_experiment_is_found(shown, port)
         check_runs_are_listed_on_loopback_only(shown.home, port)
         if not killed:
             mirror_some(made, f"http://{HOST}:{port}")
@@ -142,6 +149,16 @@ def check_best_first(process: subprocess.Popen[str], home: Home, port: int) -> N
     runs = request(home, port, "/api/2.0/mlflow/runs/search", body)["runs"]
     found = [{one["key"]: one["value"] for one in run["data"]["metrics"]}["objective"] for run in runs]
     assert len(found) == 3 and found == sorted(found)
+
+
+def check_a_renamed_experiment_is_found(shown: Made, port: int) -> None:
+    token = gate.token_of(shown.home)
+    with shown.ledger.read() as connection:
+        study = queries.study_row(connection, "s")
+    before = study_page(f"http://{HOST}:{port}", study, token)
+    for name in ("digits, May", "s"):
+        request(shown.home, port, "/api/2.0/mlflow/experiments/update", {"experiment_id": "1", "new_name": name})
+        assert study_page(f"http://{HOST}:{port}", study, token) == before
 
 
 def check_runs_are_listed_on_loopback_only(home: Home, port: int) -> None:

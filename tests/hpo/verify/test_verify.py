@@ -18,11 +18,12 @@ from rounds import rounds
 
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
-from hpo.ledger import Ledger, claims, leases, queries, tables, transactions
+from hpo.ledger import Ledger, claims, leases, queries, transactions
+from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
 from hpo.tracking import mirror_process
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.tracking.trackers import lease_of
 from hpo.verify import Report, verify
 
@@ -231,7 +232,7 @@ def test_checkpoints_on_disk(made):
         (lambda path: flip(path / "manifest.json"), "another sha256 than the one committed"),
         (
             lambda path: shutil.copytree(path, root / "step-00000002.f1.abc"),
-            "no checkpoint the ledger keeps: `hpo gc --study s` removes it",
+            "no checkpoint the ledger keeps: `hpo repair --study s` removes it",
         ),
         (
             lambda path: (root / "step-00000002.f1.abc.tmp").mkdir(),
@@ -239,7 +240,7 @@ def test_checkpoints_on_disk(made):
         ),
         (lambda path: (root / "metrics.json").unlink(), "metrics.json is missing: `hpo resume --study s` writes it"),
         (lambda path: (root / "metrics.json").write_text("{}"), "metrics.json does not say what the ledger does"),
-        (lambda path: (root.parent / "00009").mkdir(), "00009 belongs to no trial"),
+        (lambda path: (root.parent / "00009").mkdir(), "00009 belongs to no trial: `hpo repair --study s` removes it"),
         (lambda path: (root.parents[1] / "gone").mkdir(), "gone belongs to no study"),
     ):
         shutil.copytree(root.parents[1], made.home.root / "safe")  # other inodes: what the mirror linked stays
@@ -255,7 +256,7 @@ def test_artifacts_on_disk_and_leftovers(made):
     files = made.home.files("s", 0)
     content = (files / "notes.txt").read_bytes()
     for path, text in (
-        (files / "stray.txt", "stray.txt is no artifact of any event: remove it"),
+        (files / "stray.txt", "stray.txt is no artifact of any event: move it elsewhere"),
         (files / "notes.txt.0a.tmp", "left over by a killed process"),
         (files.parent / "00007", "belongs to no trial"),
         (made.home.root / "x.tmp", "left over by a killed process"),
@@ -289,9 +290,12 @@ def test_artifacts(made):
     weights.unlink()
     assert [t for t in checked(made).differences if "MLflow lacks checkpoints/step-00000001/model" in t]
     weights.write_bytes(original)
-    (run / "extra").write_text("")
-    assert [t for t in checked(made).differences if "MLflow still has checkpoints/extra" in t]
-    (run / "extra").unlink()
+    (run / "mine").write_text("")
+    assert checked(made).differences == [], "what somebody has added has no name of a checkpoint"
+    (run / "step-00000009").mkdir()
+    (run / "step-00000009" / "model.safetensors").write_text("")
+    assert [t for t in checked(made).differences if "MLflow still has checkpoints/step-00000009/model" in t]
+    shutil.rmtree(run / "step-00000009")
     assert checked(made).differences == []
 
 
@@ -316,12 +320,11 @@ def test_what_the_dead_have_left(tmp_path):
         "s: trial 0 is running, but its worker is dead: `hpo resume --study s` takes it up again"
     ]
     with made.ledger.write() as connection:
-        environment = queries.study_row(connection, "s")["environment"] | {"trackers": ["tensorboard:/shown"]}
+        environment = queries.study_row(connection, "s").environment | {"trackers": ["tensorboard:/shown"]}
         connection.execute(sa.update(tables.studies).values(environment=environment))
     for name, role, command in (
         (f"driver:{made.id}", "driver", "hpo resume --study s"),
         (lease_of(made.id, "tensorboard:/shown"), "mirror", "hpo sync --study s"),
-        (lease_of(made.id, "optuna+sqlite:///x"), "mirror", "hpo ui --optuna --study s"),
     ):
         lease = leases.acquire(made.ledger, name, "s", gone, SystemClock(), 1.0)
         [text] = [text for text in checked(made).differences if "lease" in text]
@@ -352,7 +355,7 @@ def test_behind_is_not_different(made, tmp_path):
 
 
 def test_what_cannot_be_opened(made, tmp_path):
-    with pytest.raises(NoLedger, match="there is no ledger"):
+    with pytest.raises(NoLedger, match=r"the ledger .* does not exist"):
         verify(Home.at(tmp_path), f"sqlite:///{tmp_path / 'none.db'}", made.home.tracking_uri)
     with pytest.raises(StudyError, match="no study 'x'"):
         verify(made.home, made.home.storage, made.home.tracking_uri, "x")

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import mlflow
 import pytest
+from made_rows import trial_row
 from mirrored import Made, sync
 from sqlalchemy import select
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from hpo.cli.main import app
 from hpo.declaration.budget import Budget
 from hpo.driver.failure_streak import FailureStreak
 from hpo.ledger import Ledger, transactions
-from hpo.ledger.tables import trials
+from hpo.ledger.database.tables import trials
 from hpo.storage.home import Home
 from hpo.verify import verify
 from hpo.workers.attempt import outcome_of
@@ -202,12 +203,12 @@ def test_a_study_of_infinite_losses_alone_has_failed(tmp_path, study):
     )
     flags = ("--trials", "2", "--executor", "inline", "-o", "fate=objective", "--sampler", "random")
     home = Home(tmp_path / "home")
-    result = hpo("run", "--study", str(study), *flags, home=home, code=1)
+    result = hpo("run", "--study", str(study), *flags, home=home, code=5)
     assert "2 infeasible" in result.output
     assert "none of 2 trials gave a finite value, `hpo show 0 --study kinds" in result.stderr
     assert "search lower learning rates" in result.stderr
     shown = hpo("show", "0", "--study", "kinds", home=home).stdout
-    assert "val/loss is not finite where it was stopped, at step 4." in shown
+    assert "val/loss is not finite at step 4, where the trial was stopped." in shown
     tags = [run.data.tags for run in runs_of(home, "kinds") if "hpo.trial" in run.data.tags]
     assert [(one["hpo.state"], one["hpo.outcome"]) for one in tags] == [("infeasible", "nonfinite")] * 2
     hpo("verify", home=home)
@@ -217,7 +218,7 @@ def test_a_study_of_infinite_losses_alone_has_failed(tmp_path, study):
 def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
     home = Home(tmp_path / "home")
     broken = ("-o", "fate=bug", "--executor", "inline", "--trials", "9", "--sampler", "random", "--window", "1")
-    result = hpo("run", "--study", str(study), *broken, home=home, code=1)
+    result = hpo("run", "--study", str(study), *broken, home=home, code=5)
     assert result.stderr.count("Traceback (most recent call last)") == 1
     assert result.stderr.count("ZeroDivisionError: a bug of the user's") == 1
     assert "3 trials in a row failed in the same way" in result.stderr
@@ -230,8 +231,8 @@ def test_equal_tracebacks_end_a_study_and_are_shown_once(tmp_path, study):
 
 def test_tracebacks_are_equal_whatever_the_address_of_an_object():
     one = {"state": "failed", "outcome": "user_error", "error": None, "epoch": 0, "from_epoch": 0}
-    rows = [{**one, "number": n, "traceback": f"TypeError: <Net at 0x7f{n}a40d1b5f0>"} for n in range(3)]
-    other = {**rows[2], "traceback": "TypeError: <Other at 0x7f2a40d1b5f0>"}
+    rows = [trial_row(**one, number=n, traceback=f"TypeError: <Net at 0x7f{n}a40d1b5f0>") for n in range(3)]
+    other = trial_row(**one, number=2, traceback="TypeError: <Other at 0x7f2a40d1b5f0>")
     assert FailureStreak(Budget(trials=9), 0, rows).full
     assert not FailureStreak(Budget(trials=9), 0, [*rows[:2], other]).full
 

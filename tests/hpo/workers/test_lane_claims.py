@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from lane_studies import ALIKE, FLAGS, SIZES, STEPS, groups, outcomes, values, variant
-from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
 from study_runs import drive, query
 
-from hpo.ledger.tables import trials
-from hpo.search.strategies.base import STRATEGIES, History
+from hpo.ledger.database.tables import trials
+from hpo.search.strategies.base import BaseStrategy, History
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.storage.home import Home
 from trainer.report import CONTINUE, Verdict
 
@@ -32,10 +32,9 @@ def test_no_group_passes_over_a_waiting_trial_under_any_strategy(tmp_path, strat
     assert [(number, fence) for number, fence, _ in outcomes(home)] == [(number, 1) for number in range(len(SIZES))]
 
 
-class RaisesForOne(BaseModel):
+class RaisesForOne(BaseStrategy):
     """It has a bug that trial 1 meets at epoch 2."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str = "raising"
 
     def wants(self, epoch: int) -> bool:

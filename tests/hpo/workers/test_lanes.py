@@ -16,6 +16,7 @@ from typing import Any
 
 import mlflow
 import pytest
+from driven import turn
 from lane_studies import (
     ALIKE,
     ALL,
@@ -34,15 +35,16 @@ from rounds import rounds
 from sqlalchemy import select
 from study_runs import begin, drive, hpo, known, make, query, refused
 
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, claims, transactions
+from hpo.ledger.database.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
-from hpo.search.strategies.base import STRATEGIES
+from hpo.search.strategies.registry import STRATEGIES
 from hpo.storage.home import Home
 from hpo.workers import lanes as worker_lanes
 from hpo.workers.executors.local import Local
+from hpo.workers.held_trial import HeldTrial
 from hpo.workers.lanes import LaneGroup
 from hpo.workers.worker import Worker
 from trainer.errors import CheckpointError, Fenced
@@ -74,7 +76,7 @@ def at_commit(monkeypatch, n: int, call: Callable[[], object]) -> list[list[tupl
     commit, seen = worker_lanes.commit, []
 
     def committed(ledger: Ledger, asking: Sequence[Any], wait: bool) -> Any:
-        seen.append([(lane.claim.number, lane.epoch) for _, lane in asking])
+        seen.append([(trial.claim.number, trial.report.epoch) for _, trial in asking])
         if len(seen) == n:
             call()
         return commit(ledger, asking, wait)
@@ -162,7 +164,7 @@ def test_a_rung_compares_each_trial_with_all_before_it_and_none_after(golden):
         if verdict == "stop":
             kept = max(1, len(before) // 2)
             assert f"rank {rank} of {len(before)} at rung" in reason and f"(epoch {epoch})" in reason
-            assert rank > kept and f"the best {kept} go on" in reason
+            assert rank > kept and ("only the best goes on" if kept == 1 else f"the best {kept} go on") in reason
             compared += 1
         elif reason:
             assert rank <= max(1, len(before) // 2)
@@ -171,7 +173,7 @@ def test_a_rung_compares_each_trial_with_all_before_it_and_none_after(golden):
 
 def test_by_default_the_window_holds_two_trials_for_every_lane(tmp_path):
     for workers, lanes, window in ((1, 4, 8), (2, 4, 16), (1, 2, 4), (2, 1, 4)):
-        request = RunRequest(Home(tmp_path), reference=str(LANES), overrides={"train.lanes": lanes})
+        request = request_of(Home(tmp_path), reference=str(LANES), overrides={"train.lanes": lanes})
         assert declare(request, None, workers=workers).spec.window == window
 
 
@@ -241,7 +243,7 @@ class Taken:
         asked = {"strategy": "none", "sampler": "random", **FLAGS, **ALIKE, "reference": reference, **flags}
         self.driver = make(home, trials=n, **asked)
         self.driver.acquire()
-        self.driver._fill()
+        turn(self.driver)
         self.ledger = Ledger(home.storage)
         self.worker = Worker(self.ledger, home, "joined")
 
@@ -308,7 +310,7 @@ def test_a_taken_trial_is_dropped_alone_when_leases_are_renewed(taken, alike, mo
 
     def look() -> None:
         taken.lose(2)
-        training[-1]._renew()
+        training[-1].leases.renew()
 
     at_commit(monkeypatch, 3, look)
     with pytest.raises(Fenced, match="trial 2 was taken from this attempt"):
@@ -319,14 +321,14 @@ def test_a_taken_trial_is_dropped_alone_when_leases_are_renewed(taken, alike, mo
 
 def test_a_trial_that_was_taken_is_dropped_alone_when_it_has_ended(taken, alike, monkeypatch):
     """Between its last report and its end."""
-    finish, lost = taken.worker._finish, []
+    finish, lost = HeldTrial.finish, []
 
-    def finished(claim: Any, *given: Any) -> Any:
-        if claim.number == 2 and not lost:
+    def finished(trial: HeldTrial, outcome: Any) -> Any:
+        if trial.claim.number == 2 and not lost:
             lost.append(taken.lose(2))
-        return finish(claim, *given)
+        return finish(trial, outcome)
 
-    monkeypatch.setattr(taken.worker, "_finish", finished)
+    monkeypatch.setattr(HeldTrial, "finish", finished)
     with pytest.raises(Fenced, match="trial 2 was taken from this attempt"):
         taken.worker.run_one([1])
     lost_alone(taken, 2)
@@ -357,7 +359,7 @@ def test_a_taken_trial_is_dropped_alone_while_its_group_waits(tmp_path, monkeypa
             time.sleep(0.05)
         time.sleep(0.3)
         taken.lose(2)
-        training[-1]._renew()
+        training[-1].leases.renew()
         time.sleep(0.5)
         found = outcomes(taken.home)
         assert thread.is_alive() and not raised, "the others go on"
@@ -373,18 +375,18 @@ def test_a_taken_trial_is_dropped_alone_while_its_group_waits(tmp_path, monkeypa
 def test_an_attempt_is_not_taken_for_lost_since_an_earlier_one_has_ended(tmp_path, monkeypatch):
     """The lease may be renewed just when a trial has ended, which waits again at once: for its restart."""
     monkeypatch.setitem(STRATEGIES, "restarting", "pausing:RestartOne")
-    finish, training = Worker._finish, fusions(monkeypatch)
+    finish, training = HeldTrial.finish, fusions(monkeypatch)
 
-    def finished(self: Worker, *given: Any) -> Any:
-        ended = finish(self, *given)
-        training[-1]._renew()
+    def finished(trial: HeldTrial, outcome: Any) -> Any:
+        ended = finish(trial, outcome)
+        training[-1].leases.renew()
         return ended
 
     flags = FLAGS | ALIKE | {"strategy": "restarting", "sampler": "random", "window": 1}
     flags["overrides"] = ALIKE["overrides"] | {"train.num_epochs": 3}
     golden, _, state, _ = drive(Home(tmp_path / "golden"), trials=3, **flags)
     assert state == "complete" and (1, 1, "restarted") in outcomes(Home(tmp_path / "golden"))
-    monkeypatch.setattr(Worker, "_finish", finished)
+    monkeypatch.setattr(HeldTrial, "finish", finished)
     digest, _, state, _ = drive(Home(tmp_path / "home"), trials=3, **flags)
     assert (state, digest) == ("complete", golden)
     assert outcomes(Home(tmp_path / "home")) == [
@@ -568,7 +570,7 @@ def test_a_loop_of_ones_own_has_no_lanes_and_says_so(tmp_path):
     home, tiny = Home(tmp_path / "home"), str(LANES.with_name("tiny_study.py"))
     flags = ("--trials", "8", "--executor", "inline", "--strategy", "none", "-o", "pause=0", *ALL_ALIKE)
     alike = ("-o", "train.optim.name=adamw")
-    said = refused(hpo("run", "--study", tiny, *flags, *alike, home=home), 1)
+    said = refused(hpo("run", "--study", tiny, *flags, *alike, home=home), 5)
     assert "TinyTask has a fit() of its own, which has no lanes: leave train.lanes." in said
     assert {outcome for *_, outcome in outcomes(home)} == {"bad_config"}
 

@@ -12,7 +12,7 @@ from driven import driven
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger, queries
 from hpo.tracking.projection import metric_key
 from trainer.report import Outcome, numbers
@@ -55,13 +55,11 @@ STUDY = Study("numpy", Config(), Loop, SPACE, [Objective("val/loss")], strategy=
 def test_a_task_may_report_by_numbers_of_numpy(home, tmp_path):
     (tmp_path / "numpy_study.py").write_text(STUDY)
     ledger = Ledger(home.create().storage)
-    name, state = driven(ledger, RunRequest(home, str(tmp_path / "numpy_study.py"), sampler="random"), trials=2)
+    name, state = driven(ledger, request_of(home, str(tmp_path / "numpy_study.py"), sampler="random"), trials=2)
     with ledger.read() as connection:
-        rows = queries.trial_rows(connection, queries.study_row(connection, name)["id"])
-    assert state == "complete" and [row["state"] for row in rows] == ["complete"] * 2
-    assert [(row["step"], row["epoch"], row["values"]) for row in rows] == [
-        (20, 2, [row["params"]["lr"] / 2]) for row in rows
-    ]
+        rows = queries.trial_rows(connection, queries.study_row(connection, name).id)
+    assert state == "complete" and [row.state for row in rows] == ["complete"] * 2
+    assert [(row.step, row.epoch, row.values) for row in rows] == [(20, 2, [row.params["lr"] / 2]) for row in rows]
     ledger.close()
     shown = CliRunner().invoke(app, ["show", "0", "--json", "--home", str(home.root)])
     events = [event["fields"] for event in json.loads(shown.stdout)["events"] if event["kind"] == "seen"]

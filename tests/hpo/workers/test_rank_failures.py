@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.ledger import Ledger
-from hpo.ledger.tables import trials
+from hpo.ledger.database.tables import trials
 from hpo.storage.home import Home
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("ranks")]
@@ -110,7 +110,7 @@ def found(home: Home) -> list:
 
 def test_every_kind_has_its_state_and_the_traceback_of_its_rank(tmp_path, file):
     home = Home(tmp_path / "home")
-    run(file, home, "--trials", str(len(RULES)), code=1)
+    run(file, home, "--trials", str(len(RULES)), code=5)
     for row, (fate, (state, outcome, error)) in zip(found(home), RULES.items(), strict=True):
         assert (row["state"], row["outcome"]) == (state, outcome), (fate, row["error"])
         assert error in (row["error"] or ""), fate

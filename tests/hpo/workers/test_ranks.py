@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from kill import STUDY, Run, wait_until
+from processes import runs
 from sqlalchemy import select
 from tiny_runs import drive
 
 from hpo import load
 from hpo.ledger import Ledger
-from hpo.ledger.tables import asks, attempts, events, reports, trials
+from hpo.ledger.database.tables import asks, attempts, events, reports, trials
 from hpo.storage.home import Home
 
 pytestmark = pytest.mark.whole
@@ -32,8 +30,8 @@ def found(ledger: Ledger, *columns, where=None) -> list[tuple]:
     return [tuple(row) for row in ledger.look(lambda connection: connection.execute(query).all())]
 
 
-def run_in(home: Path, **environ: str) -> Run:
-    return Run(home, TRIALS, ("--workers", "1", "--window", "2", *RANKS), environ=environ)
+def run_in(home: Path) -> Run:
+    return Run(home, TRIALS, ("--workers", "1", "--window", "2", *RANKS))
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +42,7 @@ def golden(tmp_path_factory, ranks) -> Run:
 
 
 def processes(driver: psutil.Process, module: str) -> list[psutil.Process]:
-    found = []
-    for process in driver.children(recursive=True):
-        try:
-            if module in process.cmdline():
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return [process for process in driver.children(recursive=True) if runs(process, module)]
 
 
 def wait_for_values(run: Run, more: int) -> None:
@@ -106,29 +97,6 @@ def test_two_at_a_time_wait_at_their_rungs_and_are_the_same_study(golden, tmp_pa
     first.resume()
     run.finished(driver, timeout=240)
     assert run.status()["digest"] == golden.status()["digest"]
-    run.finished(run.start("verify", "--study", "tiny"))
-
-
-@pytest.mark.slow
-def test_on_two_nodes_it_is_the_same_study(golden, tmp_path):
-    """Which are two processes of this host; one is told to go in the middle, and another comes."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    run = run_in(tmp_path / "home", HPO_NODES="2", HPO_RENDEZVOUS=address)
-    storage = Home.at(run.home).storage
-    node = [sys.executable, "-m", "hpo", "node", address, "--storage", storage]
-    driver = run.run()
-    with subprocess.Popen(node, stdout=subprocess.PIPE, text=True) as first:
-        wait_for_values(run, 2)
-        first.send_signal(signal.SIGTERM)
-        said, _ = first.communicate(timeout=60)
-    assert first.returncode == 0 and "launch 1: node 1 of 2" in said
-    with subprocess.Popen(node) as second:
-        run.finished(driver, timeout=240)
-        second.send_signal(signal.SIGTERM)
-    assert run.status()["digest"] == golden.status()["digest"]
-    assert "preempted" in {outcome for (outcome,) in run.query(select(attempts.c.outcome))}
     run.finished(run.start("verify", "--study", "tiny"))
 
 

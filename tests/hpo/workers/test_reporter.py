@@ -9,16 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_rows import study_row
 from mirrored import Made
 from sqlalchemy import select
 
 from hpo.errors import UserError
 from hpo.ledger import claims, transactions
-from hpo.ledger.tables import events
+from hpo.ledger.database.tables import events
 from hpo.space.objective import Objective
 from hpo.storage import artifacts
 from hpo.tracking import mirror_process
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.verify import verify
 from hpo.workers.reporter import LedgerReporter
 from hpo.workers.system_metrics import SystemMetrics
@@ -38,7 +39,7 @@ def made(home) -> Any:
 
 def reporter(made: Made, taken: claims.Claim) -> LedgerReporter:
     study = SimpleNamespace(objectives=[Objective("val/loss", "minimize")])
-    opened: Any = SimpleNamespace(name=made.name, study=study, row={"environment": {}})
+    opened: Any = SimpleNamespace(name=made.name, study=study, row=study_row())
     return LedgerReporter(made.ledger, made.home, opened, taken, lambda: False, SystemMetrics())
 
 

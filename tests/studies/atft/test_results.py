@@ -118,9 +118,9 @@ def test_a_row_is_judged_on_validation_days_alone():
         (["--rows", "without luck"], "'without luck' is not a row: choose among GRU"),
         (["-o", "model.hiden_size=8"], "hidden_size"),
         (["--path", "nowhere.parquet"], "nowhere.parquet"),
-        (["--markets", "0"], "argument --markets: '0' is no whole number above 0: give 1 or more."),
-        (["--seeds", "-1"], "argument --seeds: '-1' is no whole number"),
-        (["--folds", "0"], "argument --folds: '0' is no whole number"),
+        (["--markets", "0"], "argument --markets: '0' is not a whole number above 0: give 1 or more."),
+        (["--seeds", "-1"], "argument --seeds: '-1' is not a whole number"),
+        (["--folds", "0"], "argument --folds: '0' is not a whole number"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_exit_2(arguments, words, capsys):
@@ -135,7 +135,7 @@ def test_markets_of_the_baseline_are_counted_from_one(number, capsys):
     with pytest.raises(SystemExit) as end:
         baseline.main([number])
     last = capsys.readouterr().err.splitlines()[-1]
-    assert end.value.code == 2 and f"{number!r} is no whole number above 0: give 1 or more." in last
+    assert end.value.code == 2 and f"{number!r} is not a whole number above 0: give 1 or more." in last
 
 
 @pytest.mark.parametrize("changed", ["studies/atft/phases.py", "trainer/optim/groups.py"])

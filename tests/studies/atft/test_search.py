@@ -72,7 +72,7 @@ def test_confirm_shows_the_gap_to_days_that_selected_nothing(searched):
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     (row,) = found["rows"]
-    again = [metrics(searched, "atft-confirm", number) for number in range(2)]
+    again = [metrics(searched, "atft-confirm", number) for number in (0, 2)]  # 1 and 3 are the default's
     held = [one["test/rank_ic_5d"] for one in again]
     assert found["hold_out"] == "test/rank_ic_5d"
     assert row["held_out"]["mean"] == pytest.approx(sum(held) / 2)
@@ -96,8 +96,8 @@ def test_constant_predictions_make_a_trial_infeasible_and_never_the_best(tmp_pat
     )
     home = Home.at(tmp_path / "home")
     result = run(home, "--study", str(tmp_path / "collapsed.py"), "--trials", "1")
-    rows = Ledger(home.storage).look(lambda c: queries.trial_rows(c, queries.study_row(c, "collapsed")["id"]))
-    assert [row["state"] for row in rows] == ["infeasible"], result.output
+    rows = Ledger(home.storage).look(lambda c: queries.trial_rows(c, queries.study_row(c, "collapsed").id))
+    assert [row.state for row in rows] == ["infeasible"], result.output
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
     result = run(home, "--study", "studies/atft/train.py", "--trials", "1", changes=changes)
     assert result.exit_code == 0, result.output
     names = ("train/lr", "val/rank_ic_5d")
-    rows = Ledger(home.storage).look(lambda c: [*queries.curves(c, queries.study_row(c, "atft-train")["id"], names)])
+    rows = Ledger(home.storage).look(lambda c: [*queries.curves(c, queries.study_row(c, "atft-train").id, names)])
     curves = {name: [value for _, key, _, _, value in rows if key == name] for name in names}
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.05)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5, min_lr=1e-6)

@@ -9,7 +9,7 @@ from crafted import open_crafted, put_trial
 from hpo.analysis.results.best import best_trials, describe_best
 from hpo.analysis.results.compare import compare, headline
 from hpo.analysis.results.table import comparison
-from hpo.driver.run import _taken_out
+from hpo.driver.prepare import _taken_out
 from hpo.space.config import Raw
 from hpo.storage.home import Home
 from studies.atft import STUDY

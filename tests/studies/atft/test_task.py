@@ -31,8 +31,8 @@ pytestmark = pytest.mark.whole
 def train(config: Config, directory) -> tuple[str, list[dict[str, float]]]:
     reports: list[dict[str, float]] = []
 
-    def report(step, metrics, **_):
-        reports.append(dict(metrics))
+    def report(report):
+        reports.append(dict(report.metrics))
         return CONTINUE
 
     reporter = SimpleNamespace(preempted=False, report=report, event=lambda kind, **fields: None)

@@ -132,7 +132,8 @@ def test_it_learns_to_tell_the_generated_pictures_apart(tmp_path):
     six of them it reaches 0.44 to 0.59 under three seeds."""
     seen: list[float] = []
 
-    def report(step, metrics, **_):
+    def report(report):
+        metrics = report.metrics
         seen.extend([metrics["val/accuracy"]] if "val/accuracy" in metrics else [])
         return CONTINUE
 

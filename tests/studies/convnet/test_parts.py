@@ -159,7 +159,7 @@ def gone(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "num_val", "sentence"),
     [
-        (cut, 3, r".*data_batch_2\.bin has 12291 bytes, which is no number of records of 3073"),
+        (cut, 3, r".*data_batch_2\.bin has 12291 bytes, which is not a number of records of 3073"),
         (lacking, 3, r".*data_batch_1\.bin is not there, and the training pictures after it are: put it back"),
         (emptied, 3, r".*test_batch\.bin has 0 bytes"),
         (mislabelled, 3, r".*test_batch\.bin: record 2 has the label 17, and there are 10 classes"),
@@ -268,7 +268,7 @@ def test_what_only_folders_read_is_refused_elsewhere(ten):
 
 
 def test_a_path_that_is_no_directory_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"data\.path='.*no/such' is no directory"):
+    with pytest.raises(DataError, match=r"data\.path='.*no/such' is not a directory"):
         source.check(Config(data=DataConfig(path=str(tmp_path / "no" / "such"))))
 
 

@@ -98,8 +98,8 @@ NO_RECIPE = json.dumps([{"state": "complete", "values.val/accuracy": 0.5}])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", "no JSON of trials"),
-        ("[1]", "no JSON of trials"),
+        ("", "is not JSON of trials"),
+        ("[1]", "is not JSON of trials"),
         ("[]", "of the 0 trials that are read none"),
         (NO_RECIPE, "of the 1 trials that are read none"),
     ],

@@ -16,7 +16,7 @@ from studies.gpt.model import Llama
 from studies.gpt.task import GptTask, sizes
 from trainer.data.text import BPE, Bytes
 from trainer.errors import ConfigError, DataError
-from trainer.runtime.quiet import quiet_torchao
+from trainer.runtime.quiet_imports import quiet_torchao
 
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48, "rope_theta": 500.0}
 

@@ -150,9 +150,9 @@ def test_the_best_of_a_budget_of_operations_is_printed_with_its_source(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--flops", "0"], "'0' is no number of operations: give one, such as 1e18."),
-        (["--flops", "nan"], "'nan' is no number of operations"),
-        (["--flops", "much"], "'much' is no number of operations"),
+        (["--flops", "0"], "'0' is not a number of operations: give one, such as 1e18."),
+        (["--flops", "nan"], "'nan' is not a number of operations"),
+        (["--flops", "much"], "'much' is not a number of operations"),
         (["--flops", "1e18", "preset=full"], "--flops reads no configuration: leave preset=full out."),
         (["preset"], "is not an override"),
     ],

@@ -20,7 +20,9 @@ KINDS: dict[int, dict[str, dict[str, Any]]] = {
     4: {"data tensor": {"data": 2, "tensor": 2}, "zero3 tensor": {"data": 2, "shard": "zero3", "tensor": 2}}
     | {"data pipeline": {"data": 2, "pipeline": 2}, "pipeline tensor": {"pipeline": 2, "tensor": 2}},
 }
-OF_ITS_PLANS = ("tensor", "pipeline")  # which the model says itself; the other kinds need nothing of it
+BLOCKS = " in blocks"  # of 50 tokens, whose loss the model computes itself
+KINDS[2] |= {name + BLOCKS: KINDS[2][name] for name in ("ddp", "zero3", "tensor", "pipeline")}
+OF_ITS_PLANS = ("tensor", "pipeline", *(name for name in KINDS[2] if name.endswith(BLOCKS)))  # the model's own doing
 CASES = [
     pytest.param(ranks, kind, marks=() if kind in OF_ITS_PLANS else pytest.mark.slow)
     for ranks in KINDS
@@ -41,7 +43,9 @@ def together(tmp_path_factory):
         kinds = [name for name in KINDS[ranks] if (name in OF_ITS_PLANS) == (kind in OF_ITS_PLANS)]
 
         def make(directory: Path) -> dict[str, Any]:
-            job = {"directory": str(directory), "runs": {name: {"parallel": KINDS[ranks][name]} for name in kinds}}
+            blocks = {name: {"block": 50} if name.endswith(BLOCKS) else {} for name in kinds}
+            runs = {name: {"parallel": KINDS[ranks][name], **blocks[name]} for name in kinds}
+            job = {"directory": str(directory), "runs": runs}
             return launch("gpt_ranks:runs", job, ParallelConfig(data=ranks), device="cpu")[0]
 
         return once(tmp_path_factory, f"gpt-{ranks}-ranks-{kinds[0].replace(' ', '-')}", make)[kind]

@@ -385,7 +385,7 @@ def test_records_that_cannot_be_used(home, tmp_path, lines, words):
         ("data.path=/nowhere.jsonl", ["data.path='/nowhere.jsonl' cannot be read", "No such file"]),
         ("model.rank=0", ["model.rank='0'", "greater than or equal to 1"]),
         ("model.base=int8", ["model.base='int8'", "'nf4'"]),
-        ("model.path=/nowhere", ["model.path='/nowhere' is no directory"]),
+        ("model.path=/nowhere", ["model.path='/nowhere' is not a directory"]),
         ("model.tokenizer=bytes", ["tokenizer is read only with path"]),
         ("model.modules=foo", ["model.modules=foo names no linear layers of the model", "give of down_proj, "]),
         ("data.max_length=12", ["the prompt '", "tokens and data.max_length is 12"]),
@@ -424,9 +424,13 @@ def test_layers_and_prompts_of_a_directory_are_looked_at_without_torch(tmp_path,
         DataError, match=r"mine\.jsonl', record 1: the prompt 'say 0 a b' has 5 tokens and data.max_length is 5"
     ):
         load("lora").configure(given | {"data.max_length": 5}).check_data()
-    names = ("q_proj", "0.mlp.up_proj", "lm_head", "nothing,v_proj", "mlp", "norm", "proj", "foo")
+    names = ("q_proj", "0.mlp.up_proj", "lm_head", "mlp", "norm", "proj", "foo")
     for model in (ModelConfig(path=path, modules=(*one.split(","),)) for one in names for path in ("", str(place))):
         assert _takes(check_modules, model) == _takes(adapted, model), model
+    misspelt = ModelConfig(modules=("v_proj", "q_porj"))
+    assert _takes(adapted, misspelt) and not _takes(check_modules, misspelt), (
+        "peft passes over a name that fits nothing"
+    )
 
 
 def _takes(looks: Callable[[ModelConfig], object], model: ModelConfig) -> bool:

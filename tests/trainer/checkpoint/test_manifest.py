@@ -111,9 +111,9 @@ HARMS = {
     "above": (renamed("../outside.safetensors"), "names a file outside itself"),
     "a device": (file_is("model.safetensors", lambda p: p.symlink_to("/dev/zero")), "a link that leads out of it"),
     "a manifest of a device": (file_is("manifest.json", lambda p: p.symlink_to("/dev/zero")), "link that leads out"),
-    "a FIFO": (file_is("model.safetensors", os.mkfifo), "model.safetensors is no file"),
-    "a manifest that is a FIFO": (file_is("manifest.json", os.mkfifo), "manifest.json is no file"),
-    "a directory": (file_is("model.safetensors", os.mkdir), "model.safetensors is no file"),
+    "a FIFO": (file_is("model.safetensors", os.mkfifo), "model.safetensors is not a file"),
+    "a manifest that is a FIFO": (file_is("manifest.json", os.mkfifo), "manifest.json is not a file"),
+    "a directory": (file_is("model.safetensors", os.mkdir), "model.safetensors is not a file"),
     "a link outside": (file_is("model.safetensors", lambda p: p.symlink_to("../outside.safetensors")), "a link that"),
     "a link to itself": (file_is("model.safetensors", lambda p: p.symlink_to(p)), "cannot be read"),
     "a secret as manifest": (file_is("manifest.json", lambda p: p.symlink_to("../secret")), "a link that leads out"),
@@ -175,7 +175,7 @@ def test_a_whole_directory_and_links_within_it_are_read(whole, tmp_path):
         (lambda path: path.symlink_to("/etc/passwd"), "a link that leads out of it"),
         (lambda path: path.write_text("["), "config.json cannot be understood"),
         (lambda path: path.write_text("[" * 100_000), "config.json cannot be understood"),
-        (os.mkfifo, "config.json is no file"),
+        (os.mkfifo, "config.json is not a file"),
     ],
 )
 def test_a_configuration_beside_the_weights_is_read_as_carefully(whole, tmp_path, make, says):

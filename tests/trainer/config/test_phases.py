@@ -51,7 +51,7 @@ def test_mistakes_are_refused(given, message):
 
 def test_factors_are_found_by_their_path_in_a_space():
     from hpo.space.config import apply
-    from hpo.space.fit import check
+    from hpo.space.config_check import check
     from hpo.space.space import Float, Space
     from trainer.config import Frozen
 

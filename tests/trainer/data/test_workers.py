@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import NamedTuple
 
@@ -18,7 +21,7 @@ import torch
 from trainer_runs import Toy, Trial, uninterrupted
 
 from trainer.config import TrainConfig
-from trainer.data import Loader, TensorDataset
+from trainer.data import Loader, TensorDataset, device_copies, workers
 from trainer.data.autotune import quickest
 from trainer.data.loader import to_device
 from trainer.data.transport import map_leaves, receive, send
@@ -61,7 +64,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def loader(data, events: list | None = None, **config) -> Loader:
+def loader(data, events: list | None = None, device: torch.device = CPU, **config) -> Loader:
     class Reading(Task):
         def train_set(self):
             return data
@@ -69,7 +72,7 @@ def loader(data, events: list | None = None, **config) -> Loader:
     heard = events if events is not None else []
     config = {"num_workers": 2, "batch_size": 3, "data_timeout": 1.0} | config
     return Loader(
-        Reading(None), TrainConfig(**config), CPU, on_event=lambda kind, **fields: heard.append((kind, fields))
+        Reading(None), TrainConfig(**config), device, on_event=lambda kind, **fields: heard.append((kind, fields))
     )
 
 
@@ -111,6 +114,38 @@ def test_a_worker_that_hangs_ends_the_wait_with_its_place(lost):
     assert "test_workers.py" in sentence and "in sleep_for_ever" in sentence
     assert "in __getitem__" in stack
     assert len(before) == 3 * number and "\n" not in sentence
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have names in /proc there")
+def test_a_worker_that_waits_for_what_a_fork_leaves_behind_says_so(lost):
+    """As a data set does that uses polars before its workers are forked."""
+    asked, answered, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def pool() -> None:
+        ctypes.CDLL(None).prctl(15, b"pool-3", 0, 0, 0)  # PR_SET_NAME
+        answered.set()
+        while asked.wait() and not ended.is_set():
+            asked.clear()
+            answered.set()
+
+    def compute() -> None:
+        answered.clear()
+        asked.set()
+        answered.wait()
+
+    thread = threading.Thread(target=pool)
+    thread.start()
+    compute()  # answered here, and by nobody in a fork
+    try:
+        sentence = lost(compute)[0]
+    finally:
+        ended.set()
+        asked.set()
+        thread.join()
+    assert re.search(
+        r"a fork leaves threads of libraries behind, here (.*, )?pool(,.*)?; let the data set use", sentence
+    )
+    assert "or set train.num_workers=0, or raise train.data_timeout if it is only slow." in sentence
 
 
 def test_a_worker_that_is_killed_is_noticed_at_once(lost):
@@ -453,6 +488,52 @@ def test_nothing_is_sent_of_what_cannot_be_pickled():
         with pytest.raises(Exception, match="pickle"):
             next(made.map([(0, [0])]))
         assert next(made.map([(0, [1])])) == 1
+
+
+@pytest.fixture
+def of_a_gpu(monkeypatch):
+    """A GPU of which a loader asks no more than pinned memory, which needs one."""
+    monkeypatch.setattr(workers, "_pinned", lambda batches, pin: batches)
+    return torch.device("cuda")
+
+
+@pytest.mark.parametrize("data", [Numbers(), TensorDataset(torch.zeros(20, 1 << 17))], ids=["any", "much in memory"])
+def test_one_process_reads_ahead_for_a_gpu_without_being_asked_for(data, of_a_gpu):
+    ahead, here = loader(data, device=of_a_gpu, num_workers=0), loader(data, num_workers=0)
+    assert isinstance(ahead._reader, Workers) and len(ahead._reader.pids) == 1
+    for read, expected in zip(ahead.epoch(1, 0), here.epoch(1, 0), strict=True):
+        assert str(read) == str(expected)
+    ahead.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "num_workers"),
+    [(TensorDataset(torch.arange(20)), 0), (Numbers(), "none")],
+    ids=["little in memory", "none"],
+)
+def test_this_process_reads_for_a_gpu_what_lies_in_memory(data, num_workers, of_a_gpu):
+    made = loader(data, device=of_a_gpu, num_workers=num_workers)
+    assert isinstance(made._reader, InProcess)
+    assert [map_leaves(window, torch.Tensor, torch.Tensor.tolist) for window in made.epoch(0, 0)] == [
+        map_leaves(window, torch.Tensor, torch.Tensor.tolist) for window in loader(data, num_workers=0).epoch(0, 0)
+    ]
+
+
+def test_a_reader_that_nobody_asked_for_ends_no_training(of_a_gpu):
+    events = []
+    made = loader(Numbers(hang_in_workers), events, device=of_a_gpu, num_workers=0)
+    assert numbers(made) == numbers(loader(Numbers(), num_workers=0))
+    assert [(kind, fields["retried"]) for kind, fields in events] == [("data_worker_lost", True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="runs where torch finds a GPU, by make test-gpu")
+def test_copies_on_a_stream_of_their_own_give_the_same_weights(tmp_path, monkeypatch):
+    digests = []
+    for large in (0, device_copies.LARGE):
+        monkeypatch.setattr(device_copies, "LARGE", large)
+        digests.append(uninterrupted(tmp_path / str(large)).digest())
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.gpu

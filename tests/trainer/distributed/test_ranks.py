@@ -22,7 +22,8 @@ from trainer.checkpoint.manifest import Damaged
 from trainer.checkpoint.store import load
 from trainer.config import ParallelConfig, TrainConfig
 from trainer.config.optim import OPTIMIZERS
-from trainer.distributed.launch import RankFailed, RankLost, launch
+from trainer.distributed.failures import RankFailed, RankLost
+from trainer.distributed.launch import launch
 from trainer.distributed.pipeline_stages import divide, stages_of
 from trainer.distributed.tensor_parallel import _plan
 from trainer.errors import ConfigError
@@ -118,6 +119,8 @@ CUT: dict[str, Any] = {  # and resumed, besides all ways
     "powersgd": {"parallel": POWERSGD},
     "powersgd zero1": {"parallel": POWERSGD | {"shard": "zero1"}},
     "bf16": {"parallel": {"data": 2} | DDP, "precision": "bf16"},
+    "counters zero1": {"parallel": {"data": 2, "shard": "zero1"}, "optim": {"name": "own_optimizers:Groups"}},
+    "counters pipeline": {"parallel": {"pipeline": 2}, "optim": {"name": "own_optimizers:Groups"}},
 }
 BEHIND = WAYS[2] | {"powersgd zero1": CUT["powersgd zero1"]["parallel"]}  # train.parallel of saves in the background
 REDUCED = ("ddp", "zero1", "zero2", "zero3")
@@ -672,6 +675,13 @@ def seconds_of(caught: pytest.ExceptionInfo[RankLost]) -> int:
     return int(seconds)
 
 
+def test_counters_that_differ_from_rank_to_rank_are_refused(tmp_path):
+    local = {"parallel": {"data": 2, "shard": "zero1"}, "optim": {"name": "own_optimizers:Local"}}
+    job = {"directory": str(tmp_path), "runs": {"local": SHORT | local}}
+    for result in launched("runs", job, 2):
+        assert "Local keeps numbers of several parameters that differ from rank to rank" in result["local"]
+
+
 def test_an_error_on_one_rank_ends_all_with_its_traceback(tmp_path):
     with pytest.raises(RankFailed, match=r"^rank 1: ValueError: a bug of the user's$") as caught:
         strike("error", tmp_path)
@@ -784,7 +794,7 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
             "measured by one process",
         ),
         ({"parallel": {"data": 2, "static_graph": True, "find_unused": True}}, "exclude each other"),
-        ({"parallel": {"nproc": 3, "tensor": 2}}, "nproc=3 is no multiple of tensor=2 times pipeline=1"),
+        ({"parallel": {"nproc": 3, "tensor": 2}}, "nproc=3 is not a multiple of tensor=2 times pipeline=1"),
         ({"parallel": {"nproc": 4, "data": 3}}, "nproc=4 asks for data=4, and data is 3: leave one of them out"),
         ({"parallel": {"nproc": 0}}, "parallel.nproc\n.*greater than or equal to 1"),
     ],

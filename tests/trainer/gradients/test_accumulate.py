@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from trainer.config import ClipConfig, GuardConfig
 from trainer.errors import TrainerError
-from trainer.gradients.accumulate import accumulate, divide_and_clip
+from trainer.gradients.accumulate import accumulate, divide_and_clip, divide_and_clip_unread
 from trainer.metrics.meter import Meter
 from trainer.runtime.window import Window
 from trainer.task import Loss
@@ -41,6 +41,14 @@ def loss_of(net):
     return loss
 
 
+def clipped(net: nn.Module, count: float | torch.Tensor, clip: ClipConfig, *, wait: bool) -> float:
+    """Divides and clips the gradients as on a CPU or, without waiting, as on a GPU; returns their norm between."""
+    if wait:
+        return divide_and_clip(list(net.parameters()), count, clip)
+    norm, divisor = divide_and_clip_unread(list(net.parameters()), count, clip)
+    return norm.item() / divisor
+
+
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("sizes", [[23], [10, 10, 3], [1, 22], [5] * 4 + [3]])
 def test_uneven_micro_batches_give_the_large_batchs_gradient(sizes, wait, net, data):
@@ -48,7 +56,7 @@ def test_uneven_micro_batches_give_the_large_batchs_gradient(sizes, wait, net, d
     large = copy.deepcopy(net)
     cross_entropy(large(x), y).backward()
     window = accumulate(list(zip(x.split(sizes), y.split(sizes), strict=True)), loss_of(net))
-    norm = divide_and_clip(list(net.parameters()), window.count, UNCLIPPED, wait=wait)
+    norm = clipped(net, window.count, UNCLIPPED, wait=wait)
     for p, q in zip(net.parameters(), large.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14)
     assert float(norm) == pytest.approx(float(nn.utils.get_total_norm([q.grad for q in large.parameters()])))
@@ -67,13 +75,14 @@ def test_the_mean_of_means_would_be_another_gradient(net, data):
 
 
 @pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3])
-def test_clipping_by_norm_is_torchs(limit, wait, net, data):
+@pytest.mark.parametrize("counted", [float, torch.tensor])
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 1.0, 1e3])
+def test_clipping_by_norm_is_torchs(limit, counted, wait, net, data):
     other = copy.deepcopy(net)
     cross_entropy(other(data[0]), data[1]).backward()
     expected = nn.utils.clip_grad_norm_(other.parameters(), limit)
     window = accumulate([data], loss_of(net))
-    norm = divide_and_clip(list(net.parameters()), window.count, ClipConfig(norm=limit), wait=wait)
+    norm = clipped(net, counted(window.count), ClipConfig(norm=limit), wait=wait)
     assert float(norm) == pytest.approx(float(expected))
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-14)
@@ -84,7 +93,7 @@ def test_clipping_by_value_comes_after_the_division(net, data):
     cross_entropy(other(data[0]), data[1]).backward()
     nn.utils.clip_grad_value_(other.parameters(), 0.01)
     window = accumulate([data], loss_of(net))
-    divide_and_clip(list(net.parameters()), window.count, ClipConfig(norm=None, value=0.01), wait=True)
+    clipped(net, window.count, ClipConfig(norm=None, value=0.01), wait=True)
     for p, q in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
     assert max(p.grad.abs().max() for p in net.parameters()) == 0.01
@@ -94,7 +103,7 @@ def test_clipping_by_value_comes_after_the_division(net, data):
 @pytest.mark.parametrize("count", [0, 0.0, torch.tensor(0)])
 def test_a_count_of_zero_gives_no_finite_norm(count, wait, net, data):
     window = accumulate([data], lambda i, batch: Loss(net(batch[0]).sum() * 0, count))
-    norm = divide_and_clip(list(net.parameters()), window.count, ClipConfig(), wait=wait)
+    norm = clipped(net, window.count, ClipConfig(), wait=wait)
     assert not math.isfinite(norm)
 
 
@@ -102,7 +111,7 @@ def test_an_empty_micro_batch_may_have_no_graph(net, data):
     empty = Loss(torch.tensor(0.0), 0)
     window = accumulate([None, data], lambda i, batch: empty if batch is None else loss_of(net)(i, batch))
     assert window.count == 23
-    assert not math.isfinite(divide_and_clip([nn.Parameter(torch.ones(1))], 0, ClipConfig(), wait=True))
+    assert not math.isfinite(divide_and_clip([nn.Parameter(torch.ones(1))], 0, ClipConfig()))
 
 
 def test_a_loss_without_gradient_is_refused(net, data):

@@ -154,6 +154,6 @@ def test_a_loss_that_is_not_finite_is_reported_in_valid_json(tmp_path):
     trial = Trial(tmp_path, task=Infinite, **CONFIG, rollback=ROLLBACK)
     trial.attempt()
     _, text = trial.reporter.artifacts[0]
-    report = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    report = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert report["loss"] == "inf"
     assert {one["share"] for one in report["largest_gradients"]} <= {"nan", "inf"}

@@ -253,5 +253,5 @@ def test_the_micro_batch_is_halved_until_the_estimate_fits():
     for limit in (peaks[256], peaks[256] - 1, peaks[64], peaks[64] - 1, peaks[1], 1):
         found = plan(task, config, limit, 256, lambda size: batch_of(perceptron, size))
         fits = next((n for n in sizes if peaks[n] <= limit), None)
-        assert (found.fits, found.asked.peak) == (fits, peaks[256])
+        assert (found.fits, found.requested.peak) == (fits, peaks[256])
     assert "not even 1 fits" in found.refusal()

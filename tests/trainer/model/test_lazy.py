@@ -9,6 +9,7 @@ from trainer_runs import Toy, Trial, killed_at
 
 from trainer.checkpoint import files
 from trainer.errors import ConfigError
+from trainer.model.export import export
 from trainer.model.lazy import materialised
 from trainer.task import built
 
@@ -100,3 +101,11 @@ def test_its_checkpoint_loads_into_a_model_of_unknown_sizes(tmp_path):
 def test_what_cannot_be_is_refused_in_a_sentence(task, options, words, tmp_path):
     with pytest.raises(ConfigError, match=words):
         Trial(tmp_path, task=task, **options).attempt()
+
+
+def test_it_is_exported(tmp_path):
+    trial = Trial(tmp_path, task=Lazy)
+    trial.attempt()
+    with torch.no_grad():
+        made = export(trial.task, trial.config, trial.task.net.eval(), "safetensors", tmp_path / "net.safetensors", {})
+    assert made.difference == 0

@@ -11,8 +11,8 @@ from torch import nn
 
 from trainer.config import LossScaleConfig, TrainConfig
 from trainer.errors import ConfigError
-from trainer.model.precision import LossScale, autocast, check_float8, prepare, settled, underflow
-from trainer.runtime.quiet import quiet_torchao
+from trainer.model.precision import LossScale, autocast, check_float8, prepare, resolved, underflow
+from trainer.runtime.quiet_imports import quiet_torchao
 
 CPU = torch.device("cpu")
 
@@ -156,4 +156,4 @@ def test_fp8_rounds_products_and_leaves_small_layers_alone():
 def test_by_default_it_is_bf16_where_a_gpu_has_it(asked, device, has_it, expected, monkeypatch):
     assert TrainConfig().precision == "auto"
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and not including_emulation)
-    assert settled(TrainConfig(precision=asked), torch.device(device)).precision == expected
+    assert resolved(TrainConfig(precision=asked), torch.device(device)).precision == expected

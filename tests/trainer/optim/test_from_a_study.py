@@ -165,7 +165,7 @@ def test_an_optimizer_of_the_users_own_by_its_path(signs, home):
     ("name", "option", "words"),
     [
         ("signs_of_mine:Sings", "power", "has no 'Sings'"),
-        ("signz_of_mine:Signs", "power", "there is no module 'signz_of_mine'"),
+        ("signz_of_mine:Signs", "power", "module 'signz_of_mine' does not exist"),
         (
             "signs_of_mine:Signs",
             "root",

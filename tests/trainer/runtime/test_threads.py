@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
 from hpo.workers.executors.base import Executor
@@ -84,7 +84,7 @@ def drive(directory: Path, name: str, executor: Executor) -> str:
     """The digest of the study as `executor` trains it, without its mirror."""
     home = Home(directory / name).create()
     with closing(Ledger(home.storage)) as ledger:
-        request = RunRequest(home, str(directory / "sums.py"), name="sums", seed=1)
+        request = request_of(home, str(directory / "sums.py"), name="sums", seed=1)
         assert driven(ledger, request, executor, trials=1) == ("sums", "complete")
     return digest(home.root)
 

@@ -4,7 +4,7 @@
 
    Plotly reads texts as a little HTML, so names and values go through `safe`. */
 const Figures = (() => {
-  const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 4, BINS = 4, GRID = 28, REACH = 0.2;
+  const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 3, BINS = 3, GRID = 40, REACH = 0.1;
   const MARGIN = { l: 84, r: 16, t: 34, b: 56 };
   const STATES = ["complete", "pruned", "running", "paused", "infeasible", "failed", "waiting"];
   const SYMBOLS = { complete: "circle", pruned: "x-thin-open", running: "triangle-up", paused: "square-open",
@@ -14,6 +14,30 @@ const Figures = (() => {
   const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const figure = (value) => value === null || value === undefined ? "" : typeof value !== "number" ? String(value)
     : Number.isInteger(value) && Math.abs(value) < 1e6 ? String(value) : String(Number(value.toPrecision(4)));
+  /* How a column of numbers is written, so that its figures stand below each other: to the second digit of their error
+     where that is known, else to four digits of a usual one; with exponents where most of them span four powers of ten, or two on a logarithmic scale. */
+  function written(values, error, log = false) {
+    const sizes = values.filter((v) => typeof v === "number" && v !== 0).map(Math.abs).sort((a, b) => a - b);
+    const [least, usual, most] = [0.05, 0.5, 0.95].map((share) => quantile(sizes, share));
+    const digits = (size, count) => Math.min(12, Math.max(0, count - 1 - Math.floor(Math.log10(size))));
+    if (!sizes.length || values.every((v) => typeof v !== "number" || Number.isInteger(v)) && most < 1e6) return figure;
+    const form = error ? (v) => v.toFixed(digits(error, 2)) : most >= (log ? 100 : 1e4) * least || most >= 1e6 ? (v) => v.toExponential(2) : (v) => v.toFixed(digits(usual, 4));
+    return (v) => typeof v === "number" ? form(v) : figure(v);
+  }
+  /* The place of the trial that the page names as the answer, or -1: by other seeds where the best were trained again. */
+  function winner(report) {
+    if (report.objectives.length > 1) return -1;
+    const { answer, trials: t } = report, first = t.place.indexOf(0);
+    return answer.seeds && answer.best.length === 1 ? t.number.indexOf(answer.best[0].number) : first;
+  }
+  /* The clock of the study: seconds since the first trial began, without the times in which no attempt ran. */
+  function clock(report) {
+    const { begin, end } = report.timeline.breaks, out = begin.reduce((sum, from, k) => sum + end[k] - from, 0);
+    const at = (t) => t === null ? null : t - begin.reduce((sum, from, k) => sum + Math.max(0, Math.min(t, end[k]) - from), 0);
+    const title = (unit) => `${unit} since the first trial began${begin.length ? ", without pauses" : ""}`;
+    return { at, begin, out, title, said: begin.length ? ` ${begin.length === 1 ? "A pause" : `${begin.length} pauses`} of ${lasting(out)}, in which no trial ran, ${begin.length === 1 ? "is" : "are"} left out.` : "" };
+  }
+  const lasting = (seconds) => { const [unit, size] = timeUnit(seconds); return `${figure(Number((seconds / size).toPrecision(2)))} ${unit}`; };
   const better = (report, place = 0) => report.objectives[place].direction === "minimize" ? "less" : "more";
   const titled = (report, place = 0) => `${safe(report.objectives[place].metric)} (${better(report, place)} is better)`;
   const label = (report, path) => (report.importances.dimensions[path] || { label: path }).label;
@@ -48,9 +72,11 @@ const Figures = (() => {
     return { title: { text: title, standoff: 8 }, automargin: more.type === "category", gridcolor: view.colour.line, zeroline: false,
       linecolor: view.colour.line, exponentformat: "e", ...more };
   }
+  /* Whole ticks of an axis of few epochs. */
+  const counted = (along, most) => along === "epoch" && most <= 12 ? { dtick: 1 } : {};
   function layout(view, x, y, more = {}) {
     return { height: 420, margin: MARGIN, paper_bgcolor: view.colour.paper,
-      plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13 }, hovermode: "closest",
+      plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13, family: view.face }, hovermode: "closest",
       legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
   }
   function timeUnit(seconds) {
@@ -127,13 +153,14 @@ const Figures = (() => {
       data.push(...bundle(report, of, group.list, name, { color: view.colour[group.state], width,
         dash: group.state === "complete" ? "solid" : DASHES[1 + group.k % (DASHES.length - 1)] }));
     }
-    const best = report.objectives.length === 1 && all.find((i) => report.trials.place[i] === 0);
-    if (Number.isInteger(best)) data.push(...bundle(report, of, [best], `the best, trial ${report.trials.number[best]}`, { color: view.colour.ink, width: 3 }));
+    const best = winner(report);
+    if (all.includes(best)) data.push(...bundle(report, of, [best], `the answer, trial ${report.trials.number[best]}`, { color: view.colour.ink, width: 3 }));
     const shown = close ? nearBest(report, of, all) : robust(list.flatMap((i) => line(report, of, i)[1])), y = axis(view, safe(of.metric), shown.range ? { range: shown.range } : {});
     const some = list.length < all.length ? ` ${list.length} of ${all.length} are drawn: the best 100, and others evenly.` : "";
     const kept = report.curves.kept < report.curves.of ? ` The page holds the curves of ${report.curves.kept} trials of ${report.curves.of}.` : "";
     const thin = report.curves.thinned ? " Long curves have lost points, never their ends and extremes." : "";
-    return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title), y),
+    const most = Math.max(0, ...list.map((i) => line(report, of, i)[0].at(-1)));
+    return { data: [...data, ...marked(report, view, of)], layout: layout(view, axis(view, of.title, counted(of.title, most)), y),
       caption: `A line for each trial, dashed where it is not complete.${some}${kept}${thin}${left(shown.beyond)}`,
       controls: [...of.controls, { name: "range", options: [["all", "of all trials"], ["best", "of the best quarter"]], value: close ? "best" : "all" }] };
   }
@@ -207,18 +234,46 @@ const Figures = (() => {
     };
   }
 
-  /* All metrics of one trial, one at a time. */
-  function trial(subject, view) {
-    const metrics = Object.keys(subject.curves), metric = metrics.includes(view.set.metric) ? view.set.metric : metrics[0];
-    if (!metric) return "the trial has reported nothing yet";
-    const axes = Object.keys(subject.curves[metric]), along = axes.includes(view.set.along) ? view.set.along : axes[0];
-    const [x, y] = subject.curves[metric][along], [unit, size] = along === "time" ? timeUnit(x[x.length - 1]) : [along, 1];
-    return { data: [{ type: "scatter", mode: x.length < 60 ? "lines+markers" : "lines", x: x.map((at) => at / size), y, name: safe(metric),
-      line: { color: view.colour.complete, width: 1.5 }, hovertemplate: `%{y:.6g} at ${unit} %{x:.4g}<extra></extra>` }],
-      layout: layout(view, axis(view, along === "time" ? `${unit} since the trial began` : along), axis(view, safe(metric))),
-      caption: y.some((v) => v === null) ? "Values that are not finite are left out." : "",
-      controls: [{ name: "metric", options: metrics.map((m) => [m, m]), value: metric },
+  /* The metrics of one trial, those of one name in a panel: val/loss beside train/loss. */
+  const SOURCES = { val: "complete", train: "pruned", test: "infeasible" };
+  function panels(subject, view, keys, most) {
+    const groups = new Map();
+    for (const key of keys) {
+      const name = key.slice(key.lastIndexOf("/") + 1);
+      groups.set(name, [...groups.get(name) || [], key]);
+    }
+    const axes = ["epoch", "step", "time"].filter((one) => keys.some((key) => subject.curves[key][one])), along = axes.includes(view.set.along) ? view.set.along : axes[0];
+    const level = (name) => groups.get(name).every((key) => new Set(Object.values(subject.curves[key])[0][1]).size < 2); // what never changes stands last
+    const names = [...groups.keys()].sort((a, b) => level(a) - level(b)), validated = (name) => groups.get(name).some((key) => subject.usual.includes(key));
+    const usual = names.filter(validated).slice(0, most), first = usual.length ? usual : names.slice(0, most);
+    const picked = names.filter((name) => (view.set.metric || first).includes(name));
+    const shown = picked.length ? picked : names.slice(0, 1), columns = view.width > 700 && shown.length > 1 ? 2 : 1, rows = Math.ceil(shown.length / columns);
+    const points = (key) => subject.curves[key][along] || [[], []];
+    const longest = Math.max(0, ...shown.flatMap((name) => groups.get(name)).map((key) => points(key)[0].at(-1) ?? 0)), [unit, size] = along === "time" ? timeUnit(longest) : [along, 1];
+    const data = [], whole = layout(view, {}, {}, { height: 50 + 250 * rows, legend: { orientation: "h", y: 1 + 10 / (250 * rows), yanchor: "bottom" } });
+    shown.forEach((name, k) => {
+      const id = k ? k + 1 : "", row = Math.floor(k / columns), left = (k % columns) / columns, gap = 44 / (250 * rows);
+      groups.get(name).forEach((key, j) => {
+        const [x, y] = points(key), color = view.colour[SOURCES[key.split("/")[0]] || "paused"];
+        if (x.length) data.push({ type: "scatter", mode: x.length < 60 ? "lines+markers" : "lines", x: x.map((at) => at / size), y, name: safe(key), xaxis: `x${id}`, yaxis: `y${id}`,
+          line: { color, width: 1.8, dash: DASHES[j % DASHES.length] }, marker: { color, size: 5 }, hovertemplate: `%{y:.6g} at ${unit} %{x:.4g}<extra>${safe(key)}</extra>` });
+      });
+      const last = row === rows - 1 || k + columns >= shown.length;
+      whole[`xaxis${id}`] = { ...axis(view, last ? along === "time" ? `${unit} since the trial began` : along : "", counted(along, longest)), anchor: `y${id}`,
+        domain: columns > 1 ? [left + (left ? 0.06 : 0), left + 0.5 - (left ? 0 : 0.02)] : [0, 1] };
+      whole[`yaxis${id}`] = { ...axis(view, safe(name)), anchor: `x${id}`, domain: [1 - (row + 1) / rows + (row < rows - 1 ? gap : 0), 1 - row / rows - (row ? gap / 2 : 0)] };
+    });
+    const missing = data.some(({ y }) => y.some((v) => v === null));
+    return { data, layout: whole, caption: missing ? "Values that are not finite are left out." : "",
+      controls: [{ name: "metric", title: "metrics", many: true, options: names.map((name) => [name, groups.get(name).join(", ")]), value: shown },
         { name: "along", title: "over", options: axes.map((a) => [a, a]), value: along }] };
+  }
+  function trial(subject, view) {
+    const keys = Object.keys(subject.curves).filter((key) => !subject.machine.includes(key));
+    return keys.length ? panels(subject, view, keys, 4) : "the trial has reported nothing yet";
+  }
+  function system(subject, view) {
+    return subject.machine.length ? panels(subject, view, subject.machine, 6) : "the trial has reported no figures of its machine";
   }
 
   /* --- History */
@@ -234,9 +289,9 @@ const Figures = (() => {
       for (const i of ended) x[i] = sum += t.epoch[i];
       return [ended, x, "epochs trained, over all trials"];
     }
-    const [unit, size] = timeUnit(Math.max(0, ...ended.slice(-1).map((i) => t.ended[i])));
-    for (const i of ended) x[i] = t.ended[i] / size;
-    return [ended, x, `${unit} since the first trial began`];
+    const { at, title } = clock(report), [unit, size] = timeUnit(Math.max(0, ...ended.slice(-1).map((i) => at(t.ended[i]))));
+    for (const i of ended) x[i] = at(t.ended[i]) / size;
+    return [ended, x, title(unit)];
   }
   function bestSoFar(report, order, x) {
     const least = report.objectives[0].direction === "minimize", xs = [], ys = [], text = [];
@@ -268,9 +323,11 @@ const Figures = (() => {
     const best = bestSoFar(report, order, x);
     if (best.x.length) data.push({ type: "scatter", mode: "lines", name: "best so far", ...best,
       line: { shape: "hv", color: view.colour.ink, width: 1.5 }, hovertemplate: "best so far: trial %{text}, %{y:.6g}<extra></extra>" });
-    const range = robust(shown.map((i) => values[i]));
+    const first = winner(report), range = robust(shown.map((i) => values[i]));
+    if (shown.includes(first)) data.push({ type: "scatter", mode: "markers", name: `the answer, trial ${t.number[first]}`, x: [x[first]], y: [values[first]],
+      marker: { color: view.colour.ink, symbol: "star", size: 14, line: { width: 1, color: view.colour.paper } }, hovertemplate: `trial ${t.number[first]}: %{y:.6g}<extra>the answer</extra>` });
     return { data, layout: layout(view, axis(view, title), axis(view, titled(report), range.range ? { range: range.range } : {})),
-      caption: "The best so far is of complete trials alone: a pruned one has the value of an early epoch." +
+      caption: "The best so far is of complete trials alone: a pruned one has the value of an early epoch." + (by === "time" ? clock(report).said : "") +
         (drawn.length < shown.length ? ` ${drawn.length} of ${shown.length} trials are drawn: the best 500, and others evenly.` : "") + left(range.beyond),
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }
@@ -279,8 +336,9 @@ const Figures = (() => {
     let title = "";
     reports.forEach((report, k) => {
       const [order, x, name] = along(report, by), best = bestSoFar(report, order, x);
-      title = by === "time" ? "hours since the first trial began" : name;
-      if (by === "time") best.x = best.x.map((_, j) => best.x[j] * timeUnit(Math.max(0, ...order.slice(-1).map((i) => report.trials.ended[i])))[1] / 3600);
+      const { at } = clock(report);
+      title = by === "time" ? "hours since the first trial began, without pauses" : name;
+      if (by === "time") best.x = best.x.map((_, j) => best.x[j] * timeUnit(Math.max(0, ...order.slice(-1).map((i) => at(report.trials.ended[i]))))[1] / 3600);
       if (best.x.length) data.push({ type: "scatter", mode: "lines+markers", name: safe(report.name), ...best,
         line: { shape: "hv", width: 2, dash: DASHES[k % DASHES.length], color: view.colour[["complete", "pruned", "running", "infeasible"][k % 4]] },
         hovertemplate: `trial %{text}: %{y:.6g}<extra>${safe(report.name)}</extra>` });
@@ -292,6 +350,6 @@ const Figures = (() => {
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }
 
-  return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, label, titled, better,
-    indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, trial, groups, history, studies };
+  return { STATES, SYMBOLS, DASHES, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, written, winner, clock, label, titled, better,
+    indices, spread, byPlace, robust, left, axis, layout, timeUnit, curves, chosen, trial, system, groups, history, studies };
 })();

@@ -54,7 +54,10 @@
   function merge(part) {
     Report.pages[0].merge(part);
     const status = document.querySelector("[data-status]");
-    if (status) status.textContent = `${part.status}.`;
+    if (status) {
+      status.textContent = part.status;
+      status.className = `state ${part.state}`;
+    }
   }
   async function renew() {
     if (document.querySelector("[data-unread]")) return location.reload();

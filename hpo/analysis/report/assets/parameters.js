@@ -1,15 +1,15 @@
 "use strict";
 /* Figures of parameters, objectives and workers; see figures.js. */
 Object.assign(Figures, (() => {
-  const { STATES, SYMBOLS, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, label, titled, better,
+  const { STATES, SYMBOLS, MOST_AXES, MOST_SLICES, MOST_POINTS, MOST_LINES, GRID, REACH, MARGIN, safe, figure, winner, clock, label, titled, better,
     indices, spread, byPlace, robust, left, axis, layout, timeUnit } = Figures;
-  const COLUMNS = 3, OUTCOMES = { complete: "complete", pruned: "pruned", paused: "paused", running: "running", lost: "failed",
+  const COLUMNS = 3, FEWEST = 10, OUTCOMES = { complete: "complete", pruned: "pruned", paused: "paused", running: "running", lost: "failed",
     preempted: "waiting", restarted: "infeasible" };
 
-  function byImportance(report) { // the searched paths, the most important first
+  function byImportance(report, varied = false) { // the searched paths, the most important first
     const shares = report.importances.shares[report.objectives[0].metric] || {};
-    return [...report.trials.searched].sort((a, b) => (shares[b] ?? -1) - (shares[a] ?? -1) || (a < b ? -1 : 1))
-      .filter((path) => new Set(report.trials.settings[path]).size > 1);
+    return [...report.trials.searched].sort((a, b) => (shares[b] ?? -1) - (shares[a] ?? -1))
+      .filter((path) => !varied || new Set(report.trials.settings[path]).size > 1);
   }
   function dimension(report, path) {
     return report.importances.dimensions[path] || { kind: "choice", log: false, label: path };
@@ -31,6 +31,10 @@ Object.assign(Figures, (() => {
     if (one.ticks) return { type: "log", tickvals: one.ticks, ticktext: one.ticks.map(String) };
     const decades = one.log && one.high >= 100 * one.low; // their parts would overlap on a narrow screen
     return { type: one.log ? "log" : "linear", nticks: 5, ...(few || decades ? { dtick: 1 } : {}) };
+  }
+  function searched(report, path) { // the axis of a number over the whole range that is searched, with room for its ends
+    const one = dimension(report, path), form = scaled(report, path), [low, high] = [one.low, one.high].map(form.type === "log" ? Math.log10 : Number);
+    return { ...form, range: [low - 0.03 * (high - low), high + 0.03 * (high - low)] };
   }
   const text = (value) => typeof value === "string" ? value : JSON.stringify(value);
   const none = "the study searches nothing in which its trials differ";
@@ -64,7 +68,7 @@ Object.assign(Figures, (() => {
   }
 
   function slices(report, view) {
-    const t = report.trials, values = t.values[report.objectives[0].metric], paths = byImportance(report).slice(0, MOST_SLICES);
+    const t = report.trials, values = t.values[report.objectives[0].metric], paths = byImportance(report, true).slice(0, MOST_SLICES);
     if (!paths.length) return none;
     const all = indices(report, view).filter((i) => values[i] !== null), list = spread(byPlace(report, all), MOST_POINTS / 8, 100);
     if (!list.length) return "no trial that is shown has a value yet";
@@ -92,17 +96,17 @@ Object.assign(Figures, (() => {
   }
 
   function parallel(report, view) {
-    const t = report.trials, metric = report.objectives[0].metric, paths = byImportance(report).slice(0, view.width < 560 ? 4 : MOST_AXES);
+    const t = report.trials, metric = report.objectives[0].metric, paths = byImportance(report, true).slice(0, view.width < 560 ? 4 : MOST_AXES);
     const all = byPlace(report, indices(report, view)).filter((i) => t.values[metric][i] !== null), list = spread(all, MOST_LINES, 100);
     if (!paths.length) return none;
     if (!list.length) return "no trial that is shown has a value yet";
     const units = paths.map((path) => unit(report, path)), last = paths.length;
     const values = list.map((i) => t.values[metric][i]).sort((a, b) => a - b), bounds = robust(values).range || [values[0], values[values.length - 1]];
     const place = (v) => bounds[1] > bounds[0] ? Math.min(1.02, Math.max(-0.02, (v - bounds[0]) / (bounds[1] - bounds[0]))) : 0.5;
-    const ranked = list.filter((i) => t.place[i] !== null), tenth = Math.max(1, Math.ceil(ranked.length / 10));
+    const first = winner(report), ranked = list.filter((i) => t.place[i] !== null).sort((a, b) => (b === first) - (a === first)), tenth = Math.max(1, Math.ceil(ranked.length / 10));
     const classes = [["pruned or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
       ["complete", ranked.slice(tenth), { color: view.colour.complete, width: 1 }, 0.45],
-      [`the best ${tenth === 1 ? "one" : tenth}`, ranked.slice(0, tenth), { color: view.colour.chosen, width: 2.5 }, 1]];
+      [tenth === 1 ? "the best one" : `the best ${tenth}`, ranked.slice(0, tenth), { color: view.colour.chosen, width: 2.5 }, 1]];
     const data = classes.filter(([, some]) => some.length).map(([name, some, style, opacity]) => {
       const x = [], y = [], trial = [];
       for (const i of some) {
@@ -127,25 +131,29 @@ Object.assign(Figures, (() => {
 
   function contour(report, view) {
     const t = report.trials, metric = report.objectives[0].metric;
-    const paths = byImportance(report).filter((path) => dimension(report, path).kind === "number");
+    const paths = byImportance(report, true).filter((path) => dimension(report, path).kind === "number");
     if (paths.length < 2) return "it takes two numeric parameters in which trials differ";
     const a = paths.includes(view.set.first) ? view.set.first : paths[0];
     const b = paths.includes(view.set.second) && view.set.second !== a ? view.set.second : paths.find((p) => p !== a);
     const list = spread(byPlace(report, indices(report, view)).filter((i) => t.state[i] === "complete" && t.values[metric][i] !== null &&
       t.settings[a][i] !== null && t.settings[b][i] !== null), MOST_LINES, 100);
     if (list.length < 3) return "it takes three complete trials that have both parameters";
+    const drawn = list.length >= FEWEST;
     const [u, v] = [unit(report, a), unit(report, b)], values = list.map((i) => t.values[metric][i]);
     const points = list.map((i, k) => [u.at(t.settings[a][i]), v.at(t.settings[b][i]), values[k]]);
     const at = Array.from({ length: GRID }, (_, k) => k / (GRID - 1)), z = at.map((y) => at.map((x) => weighted(points, x, y)));
     const back = (path) => { const one = dimension(report, path); return at.map((s) => one.log ? Math.exp(Math.log(one.low) + s * Math.log(one.high / one.low)) : one.low + s * (one.high - one.low)); };
     const range = robust(values).range;
     const pick = (name, value, but) => ({ name, title: name === "first" ? "across" : "up", value, options: paths.filter((p) => p !== but).map((p) => [p, label(report, p)]) });
-    return { data: [{ type: "contour", x: back(a), y: back(b), z, colorscale: "Cividis", reversescale: better(report) === "less", ncontours: 12,
-      ...(range ? { zmin: range[0], zmax: range[1] } : {}), line: { width: 0.5 }, colorbar: { title: { text: safe(metric), side: "right" }, thickness: 14 }, hoverinfo: "skip" },
+    const dots = drawn ? { color: "#ffffff", size: 6, line: { color: "#000000", width: 1 } } : { color: values, colorscale: "Cividis",
+      reversescale: better(report) === "less", size: 10, line: { color: view.colour.ink, width: 1 }, colorbar: { title: { text: safe(metric), side: "right" }, thickness: 14 } };
+    return { data: [...drawn ? [{ type: "contour", x: back(a), y: back(b), z, colorscale: "Cividis", reversescale: better(report) === "less", ncontours: 12,
+      ...(range ? { zmin: range[0], zmax: range[1] } : {}), line: { width: 0.5 }, colorbar: { title: { text: safe(metric), side: "right" }, thickness: 14 }, hoverinfo: "skip" }] : [],
       { type: "scatter", mode: "markers", x: list.map((i) => t.settings[a][i]), y: list.map((i) => t.settings[b][i]), text: list.map((i) => t.number[i]), customdata: values,
-        marker: { color: "#ffffff", size: 6, line: { color: "#000000", width: 1 } }, showlegend: false, hovertemplate: "trial %{text}: %{customdata:.6g}<extra></extra>" }],
-      layout: layout(view, axis(view, safe(label(report, a)), scaled(report, a)), axis(view, safe(label(report, b)), scaled(report, b)), { height: 460 }),
-      caption: `${safe(metric)} (${better(report)} is better): a mean of the complete trials, weighted by one over the squared distance, and none where no trial is within a fifth of the ranges; dots are the ${list.length} trials it is of.`,
+        marker: dots, showlegend: false, hovertemplate: "trial %{text}: %{customdata:.6g}<extra></extra>" }],
+      layout: layout(view, axis(view, safe(label(report, a)), searched(report, a)), axis(view, safe(label(report, b)), searched(report, b)), { height: 460 }),
+      caption: drawn ? `${safe(metric)} (${better(report)} is better): a mean of the complete trials, weighted by one over the squared distance, and none where no trial is within a tenth of the ranges; dots are the ${list.length} trials it is of.`
+        : `${safe(metric)} (${better(report)} is better) of the ${list.length} complete trials; contours are drawn from ${FEWEST} on.`,
       controls: [pick("first", a, b), pick("second", b, a)] };
   }
   function weighted(points, x, y) { // Shepard 1968; null where no point is within REACH
@@ -175,14 +183,15 @@ Object.assign(Figures, (() => {
   }
 
   function timeline(report, view) {
-    const { spans, workers, pauses, resumed, now } = report.timeline;
+    const { spans, workers, pauses, resumed, now } = report.timeline, time = clock(report);
     if (!spans.trial.length) return "the study has no attempts";
-    const ends = spans.end.map((end, k) => end ?? now ?? spans.begin[k]), [unit, size] = timeUnit(Math.max(...ends)), groups = new Map();
+    const begins = spans.begin.map(time.at), ends = spans.end.map((end, k) => time.at(end ?? now ?? spans.begin[k]));
+    const [unit, size] = timeUnit(Math.max(...ends)), groups = new Map();
     spans.trial.forEach((trial, k) => {
       const name = spans.outcome[k];
       if (!groups.has(name)) groups.set(name, { x: [], y: [], text: [] });
       const into = groups.get(name);
-      into.x.push(spans.begin[k] / size, ends[k] / size, null); into.y.push(spans.worker[k], spans.worker[k], null); into.text.push(trial, trial, "");
+      into.x.push(begins[k] / size, ends[k] / size, null); into.y.push(spans.worker[k], spans.worker[k], null); into.text.push(trial, trial, "");
     });
     const data = [...groups].map(([name, points]) => ({ type: "scatter", mode: "lines", name: safe(name), ...points,
       line: { color: view.colour[OUTCOMES[name] || "failed"], width: Math.max(3, Math.min(16, 260 / workers.length)) },
@@ -192,14 +201,15 @@ Object.assign(Figures, (() => {
       text: kills.map((k) => spans.trial[k]), marker: { symbol: "x", size: 10, color: view.colour.failed }, showlegend: false, hovertemplate: "trial %{text} was lost here<extra></extra>" });
     const some = pauses.trial.length;
     const waited = pauses.begin.reduce((sum, from, k) => sum + ((pauses.end[k] ?? from) - from), 0) / size;
-    const shapes = resumed.filter((at) => at > 0).map((at) => ({ type: "line", x0: at / size, x1: at / size, yref: "paper", y0: 0, y1: 1, line: { color: view.colour.soft, dash: "dot", width: 1 } }));
+    const upright = (dash) => (at) => ({ type: "line", x0: time.at(at) / size, x1: time.at(at) / size, yref: "paper", y0: 0, y1: 1, line: { color: view.colour.soft, dash, width: 1 } });
+    const moves = resumed.filter((at) => at > 0), shapes = [...moves.map(upright("dot")), ...time.begin.map(upright("solid"))];
     const names = workers.map((name) => safe(shortened(name, 24)));
-    return { data, layout: layout(view, axis(view, `${unit} since the first trial began`, { rangemode: "tozero" }),
+    return { data, layout: layout(view, axis(view, time.title(unit), { rangemode: "tozero" }),
       axis(view, "worker", { automargin: true, tickvals: workers.length > 40 ? undefined : names.map((_, k) => k), ticktext: workers.length > 40 ? undefined : names, range: [-0.6, workers.length - 0.4] }),
       { height: Math.min(900, 160 + 28 * workers.length), shapes, legend: { orientation: "h", y: 1.02, yanchor: "bottom" } }),
       caption: "A bar for each attempt; gaps are waits." + (some ? ` ${some} pauses at rungs, ${figure(waited)} ${unit} of waiting for a verdict in all.` : "") +
-        (shapes.length ? " Dotted lines: the study was driven on otherwise than before." : "") + (kills.length ? " A cross: the worker was lost." : "") };
+        (time.said && `${time.said} An upright line shows where.`) + (moves.length ? " Dotted lines: the study went on in another environment." : "") + (kills.length ? " A cross: the worker was lost." : "") };
   }
 
-  return { importances, slices, parallel, contour, pareto, timeline };
+  return { byImportance, importances, slices, parallel, contour, pareto, timeline };
 })());

@@ -16,6 +16,9 @@ const Report = (() => {
     const style = getComputedStyle(document.documentElement);
     return Object.fromEntries(COLOURS.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   }
+  function face() {
+    return getComputedStyle(document.body).fontFamily;
+  }
 
   /* Make parts of a node anew; what had the focus has it again. */
   function keepFocus(node, make) {
@@ -39,6 +42,8 @@ const Report = (() => {
       this.stale = false;
       const begin = performance.now(), view = { ...this.view(), set: this.set, width: this.at.clientWidth || 900 };
       const made = Figures[this.node.dataset.figure](this.subject, view), lacking = typeof made === "string";
+      const { height } = this.node.dataset;
+      if (height && !lacking) Object.assign(made.layout, { height: Number(height), margin: { ...Figures.MARGIN, t: 8 }, legend: { orientation: "h", y: 1.02, yanchor: "bottom" } });
       this.at.classList.toggle("lacking", lacking);
       this.node.querySelector("[data-caption]").innerHTML = ""; // and text alone goes in
       if (lacking) {
@@ -60,6 +65,7 @@ const Report = (() => {
       this.shape = shape;
       const focused = document.activeElement && at.contains(document.activeElement) ? document.activeElement.name : null;
       at.replaceChildren(...list.filter((one) => one.options.length > 1).map((one) => {
+        if (one.many) return this.boxes(one);
         const select = element("select", { name: one.name });
         for (const [value, text] of one.options) select.append(element("option", { value, textContent: text, selected: value === one.value }));
         select.addEventListener("change", () => { this.set[one.name] = select.value; this.change(); });
@@ -67,13 +73,23 @@ const Report = (() => {
       }));
       if (focused) at.querySelector(`[name="${focused}"]`)?.focus();
     }
+    /* A choice of several: the figure shows those that are checked. */
+    boxes(one) {
+      const group = element("span", { className: "controls", role: "group", ariaLabel: one.title });
+      group.append(...one.options.map(([value, text]) => element("label", {}, element("input", { type: "checkbox", name: one.name, value, checked: one.value.includes(value) }), text)));
+      group.addEventListener("change", () => {
+        this.set[one.name] = [...group.querySelectorAll("input:checked")].map((box) => box.value);
+        this.change();
+      });
+      return group;
+    }
     change() { this.stale = true; this.refresh(true); }
   }
 
   /* One study: which trials are shown and marked, its table and its figures. */
   class Study {
     constructor(node, report) {
-      Object.assign(this, { node, report, marked: new Set(), order: null, rows: ROWS });
+      Object.assign(this, { node, report, marked: new Set(), read: new Set(), order: null, rows: ROWS });
       this.fetches = new Map();
       this.hidden = new Set();
       this.plots = [...node.querySelectorAll("[data-figure]")].map((one) => new Plot(one, report, () => this.view()));
@@ -84,7 +100,7 @@ const Report = (() => {
     }
     view() {
       const need = live ? (metric, along) => this.need(metric, along) : null;
-      return { colour: colours(), shown: this.shown, marked: this.marked, need };
+      return { colour: colours(), face: face(), shown: this.shown, marked: this.marked, need };
     }
     /* What follows from the report, and may have changed with it. */
     measure() {
@@ -94,15 +110,17 @@ const Report = (() => {
     }
     /* Take in a part of a report that is newer, or the whole of one. */
     merge(part) {
-      const { trials: t, curves } = this.report, grown = part.trials ? Math.max(t.number.length, ...part.trials.number.map((n) => n + 1)) : 0;
-      for (const name of ["state", "status", "counts"]) this.report[name] = part[name];
+      const { trials: t, curves } = this.report, row = new Map(t.number.map((n, i) => [n, i])); // a removed trial has none
+      for (const n of part.trials?.number ?? []) if (!row.has(n)) row.set(n, row.size);
+      const grown = row.size;
+      for (const name of ["state", "status", "counts", "removed"]) this.report[name] = part[name];
       const into = (columns, from) => {
         for (const [name, column] of Object.entries(from)) {
           if (!Array.isArray(column)) { into(columns[name] ??= {}, column); continue; }
           if (name === "searched") continue;
           const all = columns[name] ??= [];
           while (all.length < grown) all.push(null);
-          part.trials.number.forEach((number, k) => { all[number] = column[k]; });
+          part.trials.number.forEach((number, k) => { all[row.get(number)] = column[k]; });
         }
       };
       if (part.trials) {
@@ -113,7 +131,7 @@ const Report = (() => {
           for (const [number, [grid, values]] of Object.entries(lines)) (curves.lines[metric] ??= {})[number] = [part.curves.grids[grid], values];
         }
       }
-      Object.assign(t, part.places || {});
+      for (const [name, places] of Object.entries(part.places || {})) t[name] = t.number.map((n) => places[n] ?? null);
       this.changed();
     }
     renew(report) {
@@ -139,14 +157,14 @@ const Report = (() => {
       this.fetches.set(key, { until: performance.now() + Math.max(FRESH, 20 * (performance.now() - t)) });
     }
     tableColumns() {
-      const t = this.report.trials, found = [["trial", t.number], ["state", t.state]];
-      for (const [metric, column] of Object.entries(t.values)) found.push([metric, column]);
-      for (const [metric, column] of Object.entries(t.held_out)) found.push([`${metric}, held out`, column]);
+      const t = this.report.trials, found = [["trial", t.number], ["state", t.state]], error = (metric) => this.report.sure.noise[metric]?.deviation;
+      for (const [metric, column] of Object.entries(t.values)) found.push([metric, column, metric, error(metric)]);
+      for (const [metric, column] of Object.entries(t.held_out)) found.push([`${metric}, held out`, column, undefined, error(metric)]);
       found.push(["epoch", t.epoch], ["seconds", t.seconds], ["why", t.why]);
       for (const [key, column] of Object.entries(t.tags)) found.push([`tag ${key}`, column]);
-      for (const path of t.searched) found.push([label(this.report, path), t.settings[path], path]);
+      for (const path of Figures.byImportance(this.report)) found.push([label(this.report, path), t.settings[path], path, undefined, this.report.importances.dimensions[path]?.log]);
       for (const path of Object.keys(t.settings)) if (!t.searched.includes(path)) found.push([path, t.settings[path], path]);
-      return found.map(([name, values, path]) => ({ name, values, path: path || name,
+      return found.map(([name, values, path, noise, log]) => ({ name, values, path: path || name, written: Figures.written(values, noise, log),
         used: values.some((v) => v !== null && v !== ""), numeric: values.every((v) => v === null || typeof v === "number") }));
     }
     filterForm() {
@@ -245,35 +263,45 @@ const Report = (() => {
     row(i, used) {
       const box = element("input", { type: "checkbox", checked: this.marked.has(i), ariaLabel: `mark trial ${this.report.trials.number[i]}` });
       box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(ofMarks); });
-      return element("tr", {}, element("td", {}, box), ...used.map((one) => {
-        const text = figure(one.values[i]);
-        const cell = element("td", { className: one.numeric ? "number" : one.path === "why" ? "why" : "", title: text.length > 30 ? text : "" });
-        cell.append(live && one.path === "trial" ? element("a", { href: `trial/${text}/`, textContent: text }) : element("bdi", { textContent: text }));
+      return element("tr", { className: i === Figures.winner(this.report) ? "winner" : "" }, element("td", {}, box), ...used.map((one) => {
+        const text = one.written(one.values[i]), cell = element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
+        cell.append(live && one.path === "trial" ? element("a", { href: `trial/${text}/`, textContent: text })
+          : one.path === "why" && text ? this.why(i, text) : element("bdi", { textContent: text }));
         return cell;
       }));
     }
+    /* A reason in one line, and in full once it is pressed. */
+    why(i, text) {
+      const number = this.report.trials.number[i], shows = (full) => button.setAttribute("aria-expanded", full);
+      const button = element("button", { type: "button", className: "why", ariaLabel: `why trial ${number} ended: ${text}` }, element("bdi", { textContent: text }));
+      button.addEventListener("click", () => { this.read[this.read.has(number) ? "delete" : "add"](number); shows(this.read.has(number)); });
+      shows(this.read.has(number));
+      return button;
+    }
     differences() {
-      const table = this.node.querySelector("[data-differences]"), list = [...this.marked], t = this.report.trials;
+      const table = this.node.querySelector("[data-differences]"), list = [...this.marked], t = this.report.trials, first = Figures.winner(this.report);
+      if (list.length === 1 && first >= 0 && first !== list[0]) list.push(first); // one alone is compared with the answer
       table.tHead.replaceChildren();
       table.tBodies[0].replaceChildren();
       if (!list.length) return;
       table.tHead.append(element("tr", {}, element("th", { scope: "col", textContent: "setting" }),
-        ...list.map((i) => element("th", { scope: "col", textContent: `trial ${t.number[i]}` }))));
+        ...list.map((i) => element("th", { scope: "col", textContent: `trial ${t.number[i]}${i === first ? ", the answer" : ""}` }))));
       const paths = Object.keys(t.settings).filter((path) => list.length === 1 || new Set(list.map((i) => t.settings[path][i])).size > 1);
       const rows = [...Object.entries(t.values), ...paths.map((path) => [path, t.settings[path]])];
+      const form = (path) => this.columns.find((one) => one.path === path)?.written || figure;
       table.tBodies[0].append(...rows.map(([name, column]) => element("tr", {}, element("th", { scope: "row", textContent: name }),
-        ...list.map((i) => element("td", {}, element("bdi", { textContent: figure(column[i]) }))))));
+        ...list.map((i) => element("td", { className: typeof column[i] === "number" ? "number" : "" }, element("bdi", { textContent: form(name)(column[i]) }))))));
     }
   }
 
   function redrawAll(force) {
     for (const page of pages) for (const plot of page.plots) { plot.stale = true; plot.refresh(force || plot.drawn); }
   }
-  /* One figure of all that the page has: of the studies side by side, or of a trial. */
+  /* Figures of all that the page has: of the studies side by side, or of a trial. */
   class Whole {
-    constructor(node, subject) {
+    constructor(nodes, subject) {
       this.subject = subject;
-      this.plots = [new Plot(node, subject, () => ({ colour: colours() }))];
+      this.plots = nodes.map((node) => new Plot(node, subject, () => ({ colour: colours(), face: face() })));
     }
     renew(subject) {
       Object.assign(this.subject, subject);
@@ -281,8 +309,8 @@ const Report = (() => {
     }
   }
   function show(reports) {
-    const whole = document.querySelector("main > section [data-figure]");
-    if (whole) pages.push(new Whole(whole, reports));
+    const whole = [...document.querySelectorAll("main > section [data-figure]")];
+    if (whole.length) pages.push(new Whole(whole, reports));
     for (const node of document.querySelectorAll("[data-study]")) pages.push(new Study(node, reports[node.dataset.study]));
     document.documentElement.dataset.ready = "true";
     document.dispatchEvent(new Event("ready"));

@@ -1,4 +1,4 @@
-"""The first schema."""
+"""Creates the first schema."""
 
 import sqlalchemy as sa
 from alembic import op

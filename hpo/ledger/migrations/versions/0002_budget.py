@@ -1,4 +1,4 @@
-"""Budgets of epochs and of time, and the time a study has used."""
+"""Adds budgets of epochs and of time, and the time a study has used."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A claim can be found again, a decision is obeyed once, a study says how long its workers may be silent."""
+"""Adds the token of a claim, the attempt that obeyed a decision, and the longest silence of a study's workers."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""How far a trial is beyond the bounds of its study's constraints."""
+"""Adds the excess of a trial over the bounds of its study's constraints."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""A trial may begin from another's checkpoint: the generations of a population."""
+"""Adds the checkpoint of another trial that a trial begins from, for the generations of a population."""
 
 import sqlalchemy as sa
 from alembic import op

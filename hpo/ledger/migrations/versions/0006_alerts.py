@@ -1,4 +1,4 @@
-"""Alerts: what a study has to tell people, and how far the ledger has been looked through for it."""
+"""Adds alerts of a study, and how far the ledger has been searched for them."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Tags of trials and of studies."""
+"""Adds tags of trials and of studies."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -24,10 +24,11 @@ import hpo
 from hpo.analysis.models import soup
 from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli.main import app
-from hpo.driver.request import RunRequest
+from hpo.driver.request import request_of
 from hpo.driver.run import run
 from hpo.errors import HomeError, UserError
-from hpo.ledger import Ledger, queries, tables
+from hpo.ledger import Ledger, answer, queries
+from hpo.ledger.database import tables
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.verify import verify
@@ -41,7 +42,7 @@ PINNED = {"model.num_layers": 1, "train.num_epochs": 3, "train.optim.name": "ada
 
 
 def searched(home: Home, trials: int, overrides: dict) -> Home:
-    request = RunRequest(
+    request = request_of(
         home=home, reference="mlp", trials=trials, executor="inline", sampler="random", overrides=overrides
     )
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
@@ -71,7 +72,7 @@ def test_a_soup_is_judged_beside_the_best_and_opens_as_a_model(alike, tmp_path):
     values = {row[:12].strip(): float(row[12:].split()[0]) for row in rows[:3]}
     ledger = Ledger(alike.storage, create=False)
     with ledger.read() as connection:
-        [best] = queries.bests(connection, queries.study_row(connection, "mlp"))
+        [best] = answer.bests(connection, queries.study_row(connection, "mlp"))
     assert values["best trial"] == pytest.approx(best.value, abs=1e-6), "evaluated as its own run was"
     assert values["greedy soup"] >= values["best trial"]
     found = soup.soup(ledger, alike, "mlp", 4)
@@ -143,7 +144,7 @@ def test_checkpoints_that_are_gone_are_not_blamed_on_models(alike, tmp_path):
 def test_trials_of_another_architecture_are_named_and_left_out(home):
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        rows = {row["number"]: row["params"] for row in queries.trial_rows(connection, 1)}
+        rows = {row.number: row.params for row in queries.trial_rows(connection, 1)}
         order = queries.ranked(connection, queries.study_row(connection, "mlp"))
     ledger.close()
     sizes = [rows[number]["model.hidden_size"] for number in order]
@@ -216,7 +217,7 @@ def test_what_ranks_have_saved_in_parts_is_mixed_exported_and_opened(kind, field
     assert done.returncode == 0, done.stdout + done.stderr
     ledger = Ledger(home.storage, create=False)
     with ledger.read() as connection:
-        [of_all] = queries.bests(connection, queries.study_row(connection, "parts"))
+        [of_all] = answer.bests(connection, queries.study_row(connection, "parts"))
         number, best = of_all.number, of_all.value
         study, found = declared(connection, "parts"), trained(connection, home, "parts", number)
     ledger.close()
@@ -250,7 +251,7 @@ def test_a_frozen_base_lies_on_the_disk_once_for_a_trial(tmp_path):
 
     home = Home.at(tmp_path / "home")
     overrides = {"frozen": True, "train.num_epochs": 3, "train.checkpoint.keep_last": 3}
-    request = RunRequest(
+    request = request_of(
         home=home, reference=str(PARTS), trials=2, executor="inline", sampler="random", overrides=overrides
     )
     assert run(request, lambda ledger, name, workers: lambda notice="": None).state == "complete"
@@ -361,7 +362,7 @@ def test_without_the_extra_it_is_named(home, tmp_path, monkeypatch):
 def test_what_gc_has_taken_cannot_be_exported(alike, tmp_path):
     alike = Home.at(shutil.copytree(alike.root, tmp_path / "home"))  # what others read stays
     ledger = Ledger(alike.storage, create=False)
-    gone = {row["number"] for row in gc.collect(ledger, alike, "mlp").dropped}
+    gone = {row.number for row in gc.collect(ledger, alike, "mlp").dropped}
     ledger.close()
     shown = invoked_quietly(alike, "export", str(min(gone)), "--to", "x.onnx")
     assert shown.exit_code == 2 and "has no checkpoint any more" in shown.stderr

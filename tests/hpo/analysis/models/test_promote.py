@@ -11,20 +11,26 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import mlflow
 import numpy as np
 import pytest
 import torch
+from made_rows import study_row
 from mlflow import MlflowClient
 from typer.testing import CliRunner
 
 import hpo
+from hpo.analysis.models.checkpoints import KeptCheckpoint
+from hpo.analysis.models.registered_model import facts
 from hpo.analysis.report import data
 from hpo.cli.main import app
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
+from hpo.tracking.base import Point
 from hpo.verify import verify
+from trainer.checkpoint.location import DISK
 from trainer.files.durable import sha256
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
@@ -149,11 +155,11 @@ def versions(home: Home, name: str) -> dict[str, list[str]]:
 
 def events(home: Home, name: str) -> list[bool]:
     """Of each promotion of the model that is recorded, whether it is one that was taken back."""
-    from hpo.ledger import report_queries
+    from hpo.ledger.views import report as report_queries
 
     with Ledger(home.storage, create=False).read() as connection:
-        rows = report_queries.study_events(connection, queries.study_row(connection, "fit")["id"], ["promotion"])
-    return [row["fields"]["undone"] for row in rows if row["fields"]["name"] == name]
+        rows = report_queries.study_events(connection, queries.study_row(connection, "fit").id, ["promotion"])
+    return [row.fields["undone"] for row in rows if row.fields["name"] == name]
 
 
 def test_a_promoted_model_predicts_what_load_model_does(home, tmp_path):
@@ -177,6 +183,12 @@ def test_a_promoted_model_predicts_what_load_model_does(home, tmp_path):
         for path in away:
             (tmp_path / path.name).rename(path)
     assert np.array_equal(np.load(tmp_path / "out.npy"), wanted)
+
+
+def test_a_version_says_what_its_checkpoint_was_measured_by():
+    kept = KeptCheckpoint("fit", 3, 10, 1, Path("c"), "0", DISK, {}, "")
+    measured = [Point("val/loss", 10, 0, 0.31), Point("train/loss", 10, 0, 0.2)]
+    assert facts(study_row(name="fit"), ["val/loss"], kept, measured) == "Trial 3 of study fit, epoch 1: val/loss 0.31"
 
 
 def test_a_promoted_model_is_linked_to_its_run_metrics_and_signature(home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +12,12 @@ import browsing
 import evil_study
 import pytest
 from browsing import CHROMIUM, NEEDED, chromium, grave_faults
-from crafted import open_crafted, put_trial
+from crafted import change_trial, open_crafted, put_trial
 
 from bench import many_trials
 from hpo.analysis.report import data, page
 from hpo.ledger import tags
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 pytestmark = [
@@ -108,8 +110,11 @@ def test_filters_marks_and_choices_show_what_was_asked_for(browser, report_of):
         assert not rows(shown) and shown.query_selector("[name=from]:invalid"), "no number of a column of numbers"
         shown.fill("[name=from]", "0.001")
         boxes = shown.query_selector_all("[data-table] tbody input")
-        boxes[0].check()
         boxes[1].check()
+        head = shown.locator("[data-differences] thead th").all_inner_texts()
+        best = shown.evaluate("Report.pages[0].report.answer.best[0].number")
+        assert head[2:] == [f"trial {best}, the answer"], "one mark alone is compared with the answer"
+        boxes[0].check()
         differences = shown.inner_text("[data-differences]")
         assert "train.optim.lr" in differences and "val/loss" in differences
         shown.locator("[data-figure=chosen]").scroll_into_view_if_needed()
@@ -136,6 +141,87 @@ def test_a_group_shows_mean_and_deviation(browser, report_of):
         own = [line[1] for number, line in lines.items() if state[int(number)] == "complete"]
         assert x == list(range(1, 51))
         assert y == pytest.approx([sum(points) / len(points) for points in zip(*own, strict=True)])
+
+
+def test_the_first_screen_has_the_answer_beside_its_pictures(browser, report_of):
+    with opened(browser, report_of(1000), every=False) as shown:
+        shown.wait_for_selector("[data-figure=curves] .main-svg")
+        answer, history, lines = (
+            shown.locator(one).bounding_box() for one in (".headline", "[data-figure=history]", "[data-figure=curves]")
+        )
+        assert answer["x"] + answer["width"] < history["x"] and answer["y"] < 300
+        assert history["y"] + history["height"] < lines["y"] + 300 < 900
+        best = shown.evaluate("Report.pages[0].report.answer.best[0].number")
+        names = of_plot(shown, "history", "data.map(t => t.name)")
+        assert names[-1] == f"the answer, trial {best}"
+        assert f"the answer, trial {best}" in of_plot(shown, "curves", "data.map(t => t.name)")
+        assert of_plot(shown, "history", "layout.font.family") == shown.evaluate(
+            "getComputedStyle(document.body).fontFamily"
+        )
+
+
+def test_the_table_of_contents_leads_to_each_part(browser, report_of):
+    with opened(browser, report_of(10), every=False) as shown:
+        for link in shown.locator(".contents a").all():
+            link.click()
+            top = shown.evaluate("document.querySelector(location.hash).getBoundingClientRect().top")
+            end = shown.evaluate("scrollY + innerHeight >= document.documentElement.scrollHeight - 2")
+            assert 0 <= top < 80 or end
+
+
+def test_a_reason_is_read_in_full_on_demand(browser, report_of):
+    with opened(browser, report_of(10), every=False) as shown:
+        shown.evaluate(
+            """() => { const study = Report.pages[0], { trials } = study.report;
+            trials.why[0] = "rank 9 of 10 at rung 0, ".repeat(9); study.changed(); }"""
+        )
+        button = shown.locator("button.why").first
+        narrow = button.bounding_box()["height"]
+        button.click()
+        assert button.get_attribute("aria-expanded") == "true" and button.bounding_box()["height"] > 1.8 * narrow
+        shown.evaluate("Report.pages[0].changed()")
+        assert shown.locator("button.why").first.get_attribute("aria-expanded") == "true", "news leave it open"
+        shown.locator("button.why").first.click()
+        assert shown.locator("button.why").first.bounding_box()["height"] == narrow
+
+
+def test_numbers_of_a_column_stand_below_each_other(browser, report_of):
+    with opened(browser, report_of(1000), every=False) as shown:
+        heads = shown.inner_text("[data-table] thead").split("\t")
+        for name, form in (("val/loss", r"\d+\.\d{4}"), ("lr", r"\d\.\d\de[+-]\d")):
+            cells = [row[heads.index(name)] for row in rows(shown)]
+            assert [cell for cell in cells if not re.fullmatch(form, cell)] == []
+        written = "Figures.written([0.2677, 0.28512, 1.4], 0.0088)"
+        assert shown.evaluate(f"[0.2677, 0.28512, 1.4].map({written})") == ["0.2677", "0.2851", "1.4000"]
+        assert shown.evaluate("[1, 20, null].map(Figures.written([1, 20, null]))") == ["1", "20", ""]
+
+
+def test_time_leaves_out_pauses_and_groups_have_three_bands(browser, tmp_path):
+    home = Home.at(tmp_path / "home").create()
+    ledger = open_crafted(home.root / "ledger.db")
+    for number in range(12):
+        trial = put_trial(ledger, number, "complete", (0.5, 0.6), params={"lr": 0.01 * (number + 1)})
+        begun = 10.0 * number + (5000.0 if number > 5 else 0.0)
+        with ledger.write() as connection:
+            mine = tables.attempts.c.trial_id == trial
+            connection.execute(
+                tables.attempts.update().where(mine).values(started_at=begun, ended_at=begun + 10, outcome="complete")
+            )
+        change_trial(ledger, number, started_at=begun, ended_at=begun + 10)
+    written = page.write([data.read(ledger, home, "crafted")], tmp_path / "pauses.html")
+    ledger.close()
+    with opened(browser, written) as shown:
+        assert max(x for x in of_plot(shown, "timeline", "data[0].x") if x is not None) == 120.0
+        assert "A pause of 83 minutes, in which no trial ran, is left out." in shown.inner_text(
+            "[data-figure=timeline]"
+        )
+        shown.select_option("[data-figure=history] [name=along]", "time")
+        assert of_plot(shown, "history", "data[0].x")[-1] == 120.0
+        assert (
+            of_plot(shown, "history", "layout.xaxis.title.text")
+            == "seconds since the first trial began, without pauses"
+        )
+        assert len(of_plot(shown, "groups", "data.filter(t => t.fill === 'toself')")) == 3
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

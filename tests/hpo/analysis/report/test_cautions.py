@@ -10,7 +10,7 @@ from sqlalchemy import insert, update
 
 from hpo.analysis.report import snapshot
 from hpo.analysis.report.cautions import cautions
-from hpo.ledger import tables
+from hpo.ledger.database import tables
 
 LR = {"type": "Float", "low": 1e-4, "high": 1e-1, "log": True}
 WIDTH = {"type": "Int", "low": 16, "high": 256, "log": False, "step": 1, "powers_of_two": True}
@@ -53,6 +53,14 @@ def test_the_best_at_an_edge_of_its_range(ledger, dimension, value, warned):
     put_trial(ledger, 0, "complete", (0.5,), params={"x": value})
     put_trial(ledger, 1, "complete", (0.4,), params={"x": dimension["low"]})  # not the best: no edge of its own counts
     assert ("edge" in kinds(ledger, x=dimension)) is warned
+
+
+def test_cautions_are_of_the_trial_that_the_report_names(ledger):
+    put_trial(ledger, 0, "complete", (0.5,), params={"x": 0.05})
+    put_trial(ledger, 1, "complete", (0.4,), params={"x": 1e-4})
+    assert kinds(ledger, x=LR) == []
+    with ledger.read() as connection:
+        assert [one["kind"] for one in cautions(snapshot.read(connection, "crafted"), [], 1)] == ["edge"]
 
 
 @pytest.mark.parametrize(("times", "trials", "warned"), [(2, 10, True), (3, 10, False), (2, 9, False), (0, 10, True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ import pytest
 from crafted import change_trial, config_of, open_crafted, put_trial
 from sqlalchemy import insert, update
 
-from hpo.analysis.report import data
+from hpo.analysis.plots import figures, importance
+from hpo.analysis.plots.importance import EVALUATORS
+from hpo.analysis.plots.optuna_study import complete_trials, to_optuna
+from hpo.analysis.report import data, importances, snapshot
 from hpo.analysis.report.cost import covered
 from hpo.analysis.report.curves import chosen, thin
+from hpo.analysis.report.timeline import breaks
 from hpo.analysis.results.best import best_trials
 from hpo.analysis.results.compare import compare
-from hpo.ledger import Ledger, queries, tables
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 SPACE = {
@@ -79,6 +85,16 @@ def test_a_study_whose_trials_have_all_failed_says_why(ledger):
     assert report["answer"]["best"] == [] and report["trials"]["why"] == ["ValueError: no data"] * 4
     assert [one["kind"] for one in report["cautions"]] == ["failed"]
     assert "4 of 4 ended trials have failed; 4 of them: ValueError: no data" in report["cautions"][0]["text"]
+
+
+def test_a_trial_that_was_paused_and_never_continued_says_why(ledger):
+    trial = put_trial(ledger, 0, "pruned", (0.5,))
+    put_trial(ledger, 1, "complete", (0.5,))
+    decision = {"trial_id": trial, "step": 10, "verdict": "pause", "reason": "rank 3 of 4 at rung 0"}
+    decision |= {"fold": 0, "params": {}, "strategy": "asha-promote", "fence": 1, "revision": 1}
+    with ledger.write() as connection:
+        connection.execute(insert(tables.decisions).values(decision))
+    assert told(ledger)["trials"]["why"] == ["rank 3 of 4 at rung 0", ""]
 
 
 def test_one_complete_trial_is_the_answer(ledger):
@@ -148,6 +164,16 @@ def test_lanes_of_one_worker_are_counted_once():
     assert covered([(0.0, 4.0), (1.0, 3.0), (3.5, 6.0), (8.0, 9.0)]) == 7.0 and covered([]) == 0.0
 
 
+def test_a_study_ends_with_its_last_attempt_unless_one_is_under_way(ledger):
+    first = put_trial(ledger, 0, "complete")
+    replace_attempt(ledger, first, 100.0, 110.0)
+    second = put_trial(ledger, 1, "complete")
+    replace_attempt(ledger, second, 101.0, 105.0)
+    assert told(ledger)["cost"]["ended"] == 110.0
+    replace_attempt(ledger, second, 101.0, None)
+    assert told(ledger)["cost"]["ended"] is None
+
+
 def test_energy_is_power_over_time(ledger):
     trial = put_trial(ledger, 0, "complete", (0.5, 0.6), metrics={"system/gpu_power_w": (300.0, 500.0)})
     replace_attempt(ledger, trial, 0.0, 3600.0, outcome="complete")
@@ -162,6 +188,19 @@ def test_pauses_last_from_one_attempt_to_the_next(ledger):
     waiting = put_trial(ledger, 1, "paused", (0.5,))
     replace_attempt(ledger, waiting, 5.0, 6.0, outcome="paused")
     assert told(ledger)["timeline"]["pauses"] == {"trial": [0, 1], "begin": [5.0, 6.0], "end": [9.0, None]}
+
+
+def test_a_time_in_which_no_attempt_ran_is_a_break():
+    """Of 100 seconds that attempts cover, 6 without any are a break and 4 are not."""
+    spans = [(0.0, 40.0), (10.0, 50.0), (54.0, 60.0), (66.0, 110.0)]
+    assert breaks(spans) == [(60.0, 66.0)] and breaks(spans[:1]) == [] and breaks([]) == []
+
+
+def test_the_breaks_of_a_study_are_in_its_timeline(ledger):
+    replace_attempt(ledger, put_trial(ledger, 0, "complete", (0.5,)), 100.0, 110.0, outcome="complete")
+    replace_attempt(ledger, put_trial(ledger, 1, "complete", (0.5,)), 500.0, 510.0, outcome="complete")
+    timeline = told(ledger)["timeline"]
+    assert timeline["breaks"] == {"begin": [110.0 - timeline["began"]], "end": [500.0 - timeline["began"]]}
 
 
 def test_values_that_are_not_finite_are_null_and_never_first(ledger):
@@ -207,7 +246,7 @@ def test_a_study_that_still_runs_says_so(ledger, tmp_path):
 def test_importances_need_no_declaration(ledger):
     """The reference leads nowhere: what the ledger has recorded of the space is enough, also where it has none."""
     with ledger.write() as connection:
-        spec = {**queries.study_row(connection, "crafted")["spec"], "reference": "/nowhere/gone.py:STUDY"}
+        spec = {**queries.study_row(connection, "crafted").spec.json, "reference": "/nowhere/gone.py:STUDY"}
         connection.execute(update(tables.studies).values(spec=spec))
     for number in range(12):
         lr = 10.0 ** (-(number % 4) - 0.5)
@@ -220,6 +259,49 @@ def test_importances_need_no_declaration(ledger):
     bare = told(ledger)["importances"]
     assert next(iter(bare["shares"]["val/accuracy"])) == "train.optim.lr" and bare["lacking"] == {"val/accuracy": ""}
     assert bare["dimensions"]["train.optim.name"]["options"] == ["adamw", "sgd"]
+
+
+def test_importances_are_those_of_the_whole_study(ledger):
+    """They are computed from complete trials alone, which has to change no share of any evaluator."""
+    with ledger.write() as connection:
+        spec = {**queries.study_row(connection, "crafted").spec.json, "objectives": TWO}
+        connection.execute(update(tables.studies).values(spec=spec))
+    states = ["complete", "complete", "pruned", "complete", "infeasible", "failed"]
+    for number in range(36):
+        values = [math.sin(number), float(number % 7)]
+        searched = params(10.0 ** (-(number % 4) - 0.5), "sgd" if number % 3 else "adamw")
+        trial = put_trial(ledger, number, states[number % 6], (0.5,), params=searched)
+        change_trial(ledger, number, values=None if states[number % 6] == "failed" else values)
+        assert trial
+    with ledger.read() as connection:
+        of = snapshot.part(connection, "crafted")
+        declaration = importances.recorded(of, importances.descriptions(of))
+        complete = complete_trials(connection, declaration, "crafted")
+    whole = to_optuna(declaration, None, "crafted", ledger.url)
+    for metric in of.metrics:
+        for evaluator in EVALUATORS:
+            shares = [
+                importance.importances(one.study, evaluator, one.loss)
+                for one in (figures.subject(whole, metric), figures.subject(complete, metric))
+            ]
+            assert shares[0] == shares[1] and max(shares[0].values()) > 0, (metric, evaluator)
+    assert [trial.values for trial in whole.get_trials() if trial.state.name == "COMPLETE"] == [
+        trial.values for trial in complete.get_trials()
+    ]
+
+
+def test_curves_that_are_left_out_are_counted(ledger, monkeypatch):
+    """The page says how many trials have curves, and whose it holds; those it holds are whole."""
+    for number in range(9):
+        put_trial(ledger, number, "complete", (0.1, number / 10), metrics={"val/loss": 1.0} if number else {})
+    put_trial(ledger, 9, "waiting")
+    every = told(ledger)["curves"]
+    assert (every["kept"], every["of"]) == (9, 9) and len(every["lines"]["val/accuracy"]) == 9
+    monkeypatch.setattr("hpo.analysis.report.curves.chosen", partial(chosen, most=4))
+    few = told(ledger)["curves"]
+    assert (few["kept"], few["of"]) == (4, 9) and "8" in few["lines"]["val/accuracy"]
+    for metric, lines in few["lines"].items():
+        assert lines == {number: every["lines"][metric][number] for number in lines}, metric
 
 
 def test_settings_are_what_configurations_differ_in(ledger):

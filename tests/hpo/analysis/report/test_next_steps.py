@@ -11,7 +11,8 @@ from sqlalchemy import insert, update
 
 from hpo.analysis.report import data, snapshot
 from hpo.analysis.report.next_steps import next_steps
-from hpo.ledger import tables
+from hpo.ledger import queries, removed
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 COMMANDS = {
@@ -92,6 +93,15 @@ def test_more_trials_are_worth_it_where_the_best_came_late(ledger, place, said):
     assert said in steps(ledger, best(place))
 
 
+def test_removed_trials_count_in_what_is_asked_for(ledger):
+    """As they do in the study's budget, which could otherwise be asked for what it has already."""
+    ended(ledger, [0.9 if number == 7 else 0.5 for number in range(8)])
+    with ledger.write() as connection:
+        for number in range(2):
+            removed.mark(connection, queries.study_row(connection, "crafted"), number)
+    assert "Search on with 8 more, 16 in all: hpo resume --study crafted --trials 16" in steps(ledger, best(7))
+
+
 @pytest.mark.parametrize(("deviation", "on"), [(0.39, True), (0.41, False)])
 def test_a_late_gain_below_the_noise_promises_no_more(ledger, deviation, on):
     """Trial 7 is better by 0.4 than the best before it."""
@@ -103,7 +113,7 @@ def test_a_late_gain_below_the_noise_promises_no_more(ledger, deviation, on):
 
 def test_what_seeds_cannot_tell_apart_is_trained_under_more(ledger):
     ended(ledger, [0.5, 0.9])
-    sure = UNSURE | {"confirm": [{"rows": [{"trial": 1, "again": {"mean": 0.6}}]}], "ablate": [{}]}
+    sure = UNSURE | {"confirm": [{"rows": [{"trial": 1, "again": {"mean": 0.6}, "left": False}]}], "ablate": [{}]}
     said = "Train the confirmed trials under more seeds: hpo confirm --seeds 9"
     assert said not in steps(ledger, best(1), sure)
     assert said in steps(ledger, best(1), sure | {"undecided": "2 seeds cannot tell"})
@@ -119,7 +129,11 @@ def test_seeds_come_before_parameters_and_the_best_of_them_is_registered(ledger)
     assert steps(ledger, best(1)) == [
         "Train the best trials under other seeds, which tells gain from luck: hpo confirm",
     ]
-    rows = [{"trial": 1, "again": {"mean": 0.4}}, {"trial": 0, "again": {"mean": 0.6}}, {"trial": 2, "again": None}]
+    rows = [
+        {"trial": 1, "again": {"mean": 0.4}, "left": False},
+        {"trial": 0, "again": {"mean": 0.6}, "left": False},
+        {"trial": 2, "again": None, "left": False},
+    ]
     confirmed = UNSURE | {"confirm": [{"rows": rows}]}
     assert steps(ledger, best(1), confirmed) == [
         "Train trial 0 without each parameter, which tells what to keep: hpo ablate",
@@ -132,7 +146,7 @@ def test_seeds_come_before_parameters_and_the_best_of_them_is_registered(ledger)
 
 def test_a_best_that_came_after_the_others_is_confirmed_next(ledger):
     ended(ledger, [0.5, 0.9])
-    sure = UNSURE | {"confirm": [{"rows": [{"trial": 0, "again": {"mean": 0.6}}]}], "ablate": [{}]}
+    sure = UNSURE | {"confirm": [{"rows": [{"trial": 0, "again": {"mean": 0.6}, "left": False}]}], "ablate": [{}]}
     assert steps(ledger, best(1), sure) == [
         "Train the best trials under other seeds again: hpo confirm --name",
     ]
@@ -149,7 +163,7 @@ def test_the_report_has_them_with_its_cautions_first(ledger, tmp_path):
     ended(ledger, [0.5, 0.6, 0.7, 1.0])
     report = data.read(ledger, Home.at(tmp_path), "crafted")
     assert report.next_steps[0] == {
-        "why": "Read what to beware of at the top, and what to do about it",
+        "why": "Read the cautions, each of which names a remedy",
         "command": "",
     }
     assert report.next_steps[1]["command"] == f"hpo confirm --study crafted --home {tmp_path}"

@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,15 +129,21 @@ def test_the_policy_names_each_script_and_lets_nothing_be_fetched(page):
     assert rules["img-src"] == "data: blob:" and "http" not in policy
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in found.scripts}
     assert len(set(rules["script-src"].split()) & hashes) == len(pages.SCRIPTS)
-    assert not [attrs for _, attrs in found.tags if attrs.get("src") or attrs.get("href")]
+    assert not [attrs for _, attrs in found.tags if attrs.get("src")]
+    anchors = {link for _, attrs in found.tags if (link := attrs.get("href"))}
+    assert anchors <= {f"#{attrs['id']}" for _, attrs in found.tags if attrs.get("id")} and "#answer" in anchors
 
 
 def test_a_live_page_is_the_same_with_its_parts_as_files(written, page):
-    served, alone = Elements(live.study_page(written.to_json(), "abc.1")), Elements(page)
+    served = Elements(live.study_page(written.to_json(), "abc.1"))
     files = [attrs["src"] or "" for tag, attrs in served.tags if tag == "script" and attrs.get("src")]
     plotly = [attrs["href"] or "" for tag, attrs in served.tags if attrs.get("rel") == "preload"]
     assert [one.rpartition("/")[2] for one in plotly + files] == [*pages.SCRIPTS, live.LIVE]
-    assert served.text.replace("all studies", "").split() == alone.text.replace(": report", "").split()
+    body = [
+        Elements(text.partition("<article")[2]).text.split()
+        for text in (live.study_page(written.to_json(), "a.1"), page)
+    ]
+    assert body[0] == body[1] and len(body[0]) > 100
     assert not [one for tag, one in served.tags if tag == "style" or one.get("style")]
 
 
@@ -161,7 +168,7 @@ def test_a_missing_extra_is_one_sentence(monkeypatch, tmp_path, written):
 
 def test_a_place_that_cannot_be_written_is_named(written, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"none/x\.html cannot be written, .*none is no directory: make it first\."):
+    with pytest.raises(UserError, match=r"none/x\.html cannot be written, .*none is not a directory: make it first\."):
         pages.write([written], tmp_path / "none" / "x.html")
     assert not (tmp_path / "none").exists()
     with pytest.raises(UserError, match="cannot be written"):
@@ -188,10 +195,87 @@ def test_the_command_writes_one_study_or_several(tmp_path):
 
 def test_another_trial_that_is_better_under_other_seeds_is_named():
     spread = [{"mean": mean, "error": 0.1, "count": 3} for mean in (0.4, 0.6)]
-    rows = [{"trial": 3, "again": spread[0]}, {"trial": 5, "again": spread[1]}, {"trial": 7, "again": None}]
+    means = ((3, spread[0]), (5, spread[1]), (7, None))
+    rows = [{"trial": number, "again": mean, "left": False} for number, mean in means]
     for direction, best in (("maximize", 5), ("minimize", 3)):
         report = {"sure": {"confirm": [{"rows": rows}]}, "objectives": [{"direction": direction}]}
         assert pages.steadier(report, best) is None
         other = pages.steadier(report, 8 - best)
         assert other is not None and other["trial"] == best
     assert pages.steadier({"sure": {"confirm": []}, "objectives": [{"direction": "minimize"}]}, 3) is None
+
+
+def confirmed_report(written: data.StudyReport, **changed: Any) -> dict[str, Any]:
+    """The report of a study of which other seeds put the second one of the search first."""
+    ahead = {"mean": 0.0046, "error": 0.0097, "count": 3}
+    spread = [{"mean": mean, "error": 0.0079, "count": 3} for mean in (0.27557, 0.28017)]
+    rows = [
+        {"trial": n, "selected": 0.285086, "again": s, "held_out": None, "gap": None, "left": False}
+        for n, s in zip((1, 0), spread, strict=True)
+    ]
+    table = {"metric": "val/loss", "hold_out": None, "rows": rows, "ahead": ahead, "default": None}
+    best = written.answer["best"][0] | {"number": 1, "values": {"val/loss": 0.285086}, "means": {"val/loss": 0.27557}}
+    best |= {"held_out": {}, "held_out_as": {}, "instead": []}
+    objectives = [{"metric": "val/loss", "direction": "minimize", "select": "last"}]
+    sure = {**written.sure, "confirm": [table], "noise": {"val/loss": {"deviation": 0.0088, "runs": 6}}}
+    trials = {
+        "number": [0, 1],
+        "place": [0, 1],
+        "values": {"val/loss": [0.2677, 0.285086]},
+        "why": ["", ""],
+        "state": 2 * ["complete"],
+    }
+    answer = {**written.answer, "best": [best], "front": 1, "seeds": True}
+    report = {"objectives": objectives, "sure": sure, "answer": answer, "trials": {**written.trials, **trials}}
+    return written.to_json() | report | changed
+
+
+def test_the_headline_is_what_other_seeds_confirm(written):
+    text = " ".join(Elements(live.study_page(confirmed_report(written), "a.1")).text.split())
+    assert "is the best of 11 trials under other seeds: val/loss 0.2756 ± 0.0079 (less is better)." in text
+    assert "in the search0.2851" in text and "0.285086" not in text
+    assert "ahead of trial 0 by0.0046 ± 0.0097 0.5 times the noise of one run" in text
+    assert text.index("The answer") < text.rindex("Cautions") < text.index("How sure that is")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [(0.285086, 0.0088, "0.2851"), (12.3456, 0.5, "12.35"), (1234.5, 80.0, "1234"), (0.285086, None, "0.2851")],
+)
+def test_a_value_has_the_digits_of_its_error(value, error, text):
+    assert pages.to_error(value, error) == text
+
+
+def test_without_other_seeds_the_lead_is_over_the_next_of_the_search(written):
+    alone = confirmed_report(written)
+    alone["sure"] = {**alone["sure"], "confirm": [], "noise": {}}
+    assert pages.lead(alone, 0) == {"by": pytest.approx(0.017386), "error": None, "trial": 1}
+    assert pages.lead(confirmed_report(written, objectives=2 * alone["objectives"]), 0) is None
+
+
+def test_the_first_failure_is_named_with_its_error():
+    trials = {"number": [3, 4, 5], "state": ["pruned", "failed", "infeasible"], "why": ["rank 2", "", "ValueError: no"]}
+    assert pages.first_failure(trials) == "; trial 5: ValueError: no"
+    assert pages.first_failure({"number": [3], "state": ["pruned"], "why": ["rank 2"]}) == ""
+
+
+def test_parameters_that_explain_most_stand_first():
+    report = {"objectives": [{"metric": "m"}], "importances": {"shares": {"m": {"width": 0.7, "lr": 0.2}}}}
+    assert list(pages.by_importance({"act": 1, "lr": 2, "width": 3}, report)) == ["width", "lr", "act"]
+
+
+def lightness(colour: str) -> float:
+    """CIE L* of a colour such as `#0b2f73`, by the sRGB standard, IEC 61966-2-1."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * y ** (1 / 3) - 16
+
+
+def test_the_colours_of_states_are_told_apart_in_grey():
+    names = "complete|pruned|failed|infeasible|running|paused|waiting|chosen"
+    colours = re.findall(rf"--({names}): (#[0-9a-f]{{6}});", pages._asset(pages.STYLE))
+    assert len(colours) == 3 * 8  # of light, dark and paper
+    for scheme in (colours[:8], colours[8:16], colours[16:]):
+        ranked = sorted(lightness(colour) for _, colour in scheme)
+        assert min(b - a for a, b in pairwise(ranked)) >= 4.5

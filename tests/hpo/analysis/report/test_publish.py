@@ -10,7 +10,7 @@ from study_runs import hpo
 
 from hpo.ledger import Ledger, queries
 from hpo.storage.home import Home
-from hpo.tracking.mlflow import MlflowTracker
+from hpo.tracking.mlflow.tracker import MlflowTracker
 from trainer.files.durable import sha256
 
 pytestmark = pytest.mark.whole
@@ -31,7 +31,7 @@ def test_a_report_is_left_with_the_study_and_shown_in_its_run(tmp_path, empty_ml
     [stored] = home.files("crafted", None).rglob("report.html")
     assert page.read_bytes() == stored.read_bytes() and b"Trial 0 is the best of 1 trial:" in page.read_bytes()
     with Ledger(home.storage, create=False).read() as connection:
-        uid = queries.study_row(connection, "crafted")["uid"]
+        uid = queries.study_row(connection, "crafted").uid
     tracker = MlflowTracker(home.tracking_uri, home.artifacts)
     [view] = tracker.find("crafted", uid)
     assert tracker.digests(view.run_id)["report.html"] == sha256(stored)

@@ -8,7 +8,8 @@ from sqlalchemy import insert, update
 
 from hpo.analysis.results.idle import Idle, idle
 from hpo.analysis.results.status import waiting
-from hpo.ledger import Ledger, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import tables
 
 
 def worker(ledger: Ledger, name: str, ready: float, left: float | None, executor: str = "local") -> None:
@@ -65,8 +66,8 @@ def test_gaps_between_attempts_and_waits_at_rungs_are_told_apart(ledger):
     assert waited.at_the_end == pytest.approx(40.0 / 250.0, abs=1e-4)
     assert waited.at_rungs == pytest.approx((20.0 - 7.5 + 20.0) / 250.0, abs=1e-4)
     assert waiting(waited) == (
-        "workers idle for 33.0% of 4m10s: 4.0% for a trial to take, 13.0% at rungs for earlier trials, 16.0% at the "
-        "end for the last trials"
+        "workers idle for 33.0% of 4m10s: 4.0% waiting for a new trial, 13.0% at rungs for earlier trials, 16.0% at "
+        "the end for the last trials"
     )
 
 

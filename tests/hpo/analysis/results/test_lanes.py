@@ -9,7 +9,7 @@ from crafted import open_crafted, put_trial
 from sqlalchemy import update
 from study_runs import hpo
 
-from hpo.ledger.tables import attempts
+from hpo.ledger.database.tables import attempts
 from hpo.storage.home import Home
 
 

@@ -10,7 +10,9 @@ from sqlalchemy import update
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.ledger import Ledger, mirror_queries, queries, tables
+from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
+from hpo.ledger.views import mirror as mirror_queries
 from hpo.storage.home import Home
 from hpo.tracking.uri import tracker_name
 
@@ -38,7 +40,7 @@ def test_an_interrupted_study_says_how_it_goes_on(crafted, home):
     assert status(home)[-3:] == [
         f"MLflow is behind by 1 transaction: `hpo sync --home {home.root}` sends what is missing; nothing is lost.",
         f"hpo show 1 --study crafted --home {home.root}  why it failed",
-        f"hpo resume --study crafted --home {home.root}  goes on from the last checkpoints",
+        f"hpo resume --study crafted --home {home.root}  goes on, with trials that were cut off from the beginning",
     ]
 
 
@@ -53,7 +55,7 @@ def test_a_stopped_study_says_its_reason_and_shows_the_failure(crafted, home):
     change(crafted, state="stopped")
     lines = status(home)
     assert "3 trials in a row failed in the same way:" in lines and "T: no" in lines
-    assert any(line.startswith("mend the study, then `hpo resume --study crafted --allow-drift") for line in lines)
+    assert any(line.startswith("correct the study, then `hpo resume --study crafted --allow-drift") for line in lines)
     assert lines[-1].startswith("hpo show 1 --study crafted") and lines[-1].endswith("why it failed")
 
 
@@ -63,6 +65,6 @@ def test_a_complete_study_that_mlflow_has_says_nothing_more(crafted, home):
     row = crafted.look(lambda c: queries.study_row(c, "crafted"))
     name = tracker_name(home.tracking_uri)
     with crafted.write() as connection:
-        assert mirror_queries.study_cursor(connection, name, row["id"]) is None
-        mirror_queries.move(connection, name, row["id"], [(mirror_queries.STUDY, "run", row["revision"])])
+        assert mirror_queries.study_cursor(connection, name, row.id) is None
+        mirror_queries.move(connection, name, row.id, [(mirror_queries.STUDY, "run", row.revision)])
     assert status(home)[-1].startswith("  best: trial 0")

@@ -18,7 +18,8 @@ from sqlalchemy import delete, insert
 from bench import many_trials
 from hpo.analysis.serve import channel, live_study
 from hpo.analysis.serve.server import Server
-from hpo.ledger import Ledger, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 pytestmark = [
@@ -92,7 +93,7 @@ def row(shown: Any, number: int) -> list[str]:
 def at_rest(shown: Any, selector: str) -> Any:
     """It in sight, and no figure near it left to draw, which would move it."""
     found = shown.locator(selector)
-    found.scroll_into_view_if_needed()
+    found.evaluate("element => element.scrollIntoView()")  # at once: the page may draw the row anew meanwhile
     until(shown, "Report.pages[0].plots.every((one) => !one.stale || !one.near)")
     return found
 
@@ -114,7 +115,7 @@ def test_rows_and_curves_come_and_what_was_chosen_stays(browser, crafted):
         until(shown, "document.querySelector('[data-part=answer]').innerText.includes('Trial 1 is the best')")
         assert {one[1] for one in shown.evaluate(ROWS)} == {"0", "1"}  # the filter holds
         assert shown.is_checked("[aria-label='mark trial 0']") and not shown.is_checked("[value=waiting]")
-        assert "best: trial 1" in shown.inner_text("[data-status]")
+        assert "2 of 10 trials ended" in shown.inner_text("[data-status]")
         with ledger.write() as connection:
             for table in ("reports", "attempts", "asks", "trials", "studies"):
                 connection.execute(delete(getattr(tables, table)))
@@ -184,6 +185,35 @@ def test_the_pages_of_the_home_and_of_a_trial_follow_too(browser, crafted):
         assert shown.url.endswith("/study/crafted/")
 
 
+def test_a_trial_opens_with_its_objective_and_several_curves(browser, tmp_path):
+    ledger = open_crafted(tmp_path / "ledger.db")
+    metrics = {"val/loss": (0.9, 0.7), "train/loss": (0.8, 0.5), "train/lr": (0.1, 0.05)}
+    metrics |= {"system/memory_mb": (300.0, 310.0), "time/epoch_seconds": (1.5, 1.4)}
+    for number in range(3):
+        put_trial(ledger, number, "complete", (0.5, 0.6), metrics=metrics, params={"lr": 0.1})
+    ledger.close()
+    with served(Home.at(tmp_path)) as server, opened(browser, server, "study/crafted/trial/1/") as shown:
+        plot = "document.querySelector('[data-figure=trial] .plot')"
+        assert "val/accuracy 0.6" in shown.inner_text(".headline")
+        assert shown.evaluate(f"{plot}.data.map(t => t.name)") == ["val/accuracy", "val/loss", "train/loss"]
+        assert shown.evaluate(f"{plot}.data.map(t => t.yaxis)") == ["y", "y2", "y2"], "losses share a panel"
+        shown.check("[name=metric][value=lr]")
+        assert shown.evaluate(f"{plot}.data.at(-1).name") == "train/lr"
+        heads = shown.locator("main h2").all_inner_texts()
+        assert heads[:3] == ["Curves", "Parameters", "Logs"] and heads[-1] == "System figures"
+        system = shown.locator("[data-figure=system]")
+        assert not system.is_visible()
+        shown.click("#system summary >> nth=0")
+        until(shown, "document.querySelector('[data-figure=system] .plot').data?.length === 2")
+        shown.click("text=next trial")
+        shown.wait_for_selector("html[data-ready]")
+        assert shown.url.endswith("/trial/2/") and "Trial 2" in shown.inner_text("h1")
+        shown.click(".bar a >> text=studies")
+        shown.wait_for_selector("[data-part=studies]")
+        assert shown.locator(".studies progress").get_attribute("value") == "3"
+        assert shown.locator("svg.line").get_attribute("aria-label").startswith("The best so far of crafted, from 0.6")
+
+
 def test_any_metric_and_time_are_fetched_when_they_are_asked_for(browser, tmp_path):
     ledger = open_crafted(tmp_path / "ledger.db")
     metrics = {f"val/m{i}": (0.1 * i, 0.2 * i) for i in range(1, 8)}
@@ -209,10 +239,8 @@ def test_what_users_have_written_is_text_in_live_pages_too(browser, tmp_path):
             assert not shown.query_selector_all("img, svg a, svg script, main script")
         for number in (4, len(evil_study.EVIL)):  # of a mark of direction, and of an error
             with opened(browser, server, f"study/crafted/trial/{number}/") as shown:
-                for value in shown.evaluate(
-                    "[...document.querySelector('[name=metric]')?.options ?? []].map(o => o.value)"
-                ):
-                    shown.select_option("[name=metric]", value)
+                for box in shown.locator("[name=metric]").all():
+                    box.check()
                 assert not shown.query_selector_all("img, svg a, svg script, main script")
 
 
@@ -229,6 +257,11 @@ def test_axe_finds_no_serious_fault_in_a_live_page(scheme, browser, tmp_path):
             shown.wait_for_selector("[data-part=studies]")
             live(shown)
             assert grave_faults(shown) == []
+        for path in ("", "study/many/"):
+            with browsing.opened(browser, at(server, path), width=360) as shown:
+                shown.wait_for_selector("[data-part]")
+                live(shown)
+                assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
         with opened(browser, server, "study/many/trial/1/", width=360) as shown:
             assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
             shown.emulate_media(media="print", color_scheme="dark")

@@ -12,11 +12,12 @@ from crafted import change_trial, open_crafted, put_trial
 from sqlalchemy import delete, insert, update
 
 from hpo.analysis.report import data
-from hpo.analysis.serve import curve_lines
+from hpo.analysis.serve import curve_lines, pages
 from hpo.analysis.serve.live_study import LiveStudy
-from hpo.analysis.serve.subjects import LiveHome, LiveTrial
+from hpo.analysis.serve.subjects import LiveHome, LiveTrial, in_families
 from hpo.errors import HomeError, UserError
-from hpo.ledger import Ledger, tables
+from hpo.ledger import Ledger
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 
 
@@ -208,6 +209,24 @@ def test_the_home_and_a_trial_have_versions_too(ledger, tmp_path):
     assert (studies.rows[0]["best"], studies.rows[0]["number"]) == (0.5, 0)
 
 
+def test_a_derived_study_stands_below_its_own():
+    of = {"a": "", "b": "", "b-confirm": "b", "b-confirm-2": "b-confirm", "gone-finish": "gone"}
+    rows = [{"name": name, "of": source, "created_at": at} for at, (name, source) in enumerate(of.items())]
+    placed = [(row["name"], row["depth"]) for row in in_families(rows)]
+    assert placed == [("gone-finish", 0), ("b", 0), ("b-confirm", 1), ("b-confirm-2", 2), ("a", 0)]
+
+
+def test_the_line_of_a_study_is_the_best_so_far(ledger):
+    for number, value in enumerate([0.3, 0.2, 0.5, 0.4]):
+        put_trial(ledger, number, "complete", (value,))
+    put_trial(ledger, 4, "running", (0.9,))
+    studies = LiveHome(ledger)
+    studies.look()
+    [row] = studies.rows
+    assert row["line"] == [(0, 0.3), (1, 0.3), (2, 0.5), (3, 0.5), (4, 0.5)]
+    assert (row["ended"], row["status"]) == (4, f"{row['state']}, 4 of 10 trials ended")
+
+
 def test_curves_of_any_metric_over_epochs_and_time(any_ledger):
     ledger = any_ledger
     put_trial(ledger, 0, "complete", (0.5, None), metrics={"train/lr": (0.1, 0.2)})
@@ -237,3 +256,13 @@ def test_a_ledger_that_is_only_read_lets_nothing_be_written(tmp_path):
     with only_read.read() as connection:
         assert connection.execute(tables.studies.select()).mappings().one()["requested"] == 10
     only_read.close()
+
+
+def test_the_list_shows_the_mean_under_other_seeds():
+    row = {"name": "a", "created_at": 0.0, "of": "", "depth": 0, "requested": 5, "trials": 5, "ended": 5, "front": 0}
+    row |= {"metric": "val/loss", "direction": "minimize", "state": "complete", "status": "complete", "counts": {}}
+    row |= {"best": 0.285086, "number": 3, "line": []}
+    alone = pages.home_page([row | {"mean": None, "error": None}], "home", "a.1")
+    seeds = pages.home_page([row | {"mean": 0.27557, "error": 0.0079}], "home", "a.1")
+    assert "<strong>0.2851</strong>" in alone and "under other seeds" not in alone
+    assert "<strong>0.2756 ± 0.0079</strong>" in seeds and "under other seeds" in seeds

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from crafted import open_crafted, put_trial
 from rounds import rounds
-from served import HOST, port_of, served
+from served import HOST, get, port_of, served
 from study_runs import hpo
 
 from hpo.analysis.serve import pages
@@ -27,18 +27,7 @@ from hpo.analysis.serve.trial_page import TAIL, run_link, tail
 from hpo.errors import UserError
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
-from hpo.tracking.gate import token_of
-
-
-def get(port: int, path: str, home: Home | None = None, method: str = "GET", **headers: str) -> Any:
-    """Status, headers and text of an answer; with the token of a home where there is one."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=60)
-    bearer = {"Authorization": f"Bearer {token_of(home)}"} if home else {}
-    connection.request(method, path, headers=bearer | {name.replace("_", "-"): one for name, one in headers.items()})
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
+from hpo.tracking.ui.gate import token_of
 
 
 def read_page(port: int, home: Home, path: str = "/study/crafted/", **headers: str) -> Any:
@@ -213,11 +202,11 @@ def test_postgres_homes_are_shown_too(postgres_database, tmp_path):
     ("arguments", "says"),
     [
         (["--host", "0.0.0.0"], "--host '0.0.0.0' is not loopback"),
-        (["--allowed-host", "https://a.b"], "--allowed-host 'https://a.b' is no name of a host"),
-        (["--root-path", "hpo"], "--root-path 'hpo' is no path"),
-        (["--mlflow", "javascript:alert(1)"], "--mlflow 'javascript:alert(1)' is no address of pages"),
+        (["--allowed-host", "https://a.b"], "--allowed-host 'https://a.b' is not a host name"),
+        (["--root-path", "hpo"], "--root-path 'hpo' is not a path"),
+        (["--mlflow", "javascript:alert(1)"], "--mlflow 'javascript:alert(1)' is not the address of a page"),
         (["--port", "0"], "--port 0: give a whole number from 1 to 65535"),
-        (["--storage", "sqlite:////nowhere/ledger.db"], "there is no ledger at /nowhere/ledger.db"),
+        (["--storage", "sqlite:////nowhere/ledger.db"], "the ledger /nowhere/ledger.db does not exist"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(arguments, says, home):

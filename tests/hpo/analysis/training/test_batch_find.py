@@ -57,7 +57,7 @@ def test_memory_is_that_of_the_format_it_trains_in(monkeypatch):
         seen.append(config.precision)
         return estimate(task, config, batch)
 
-    monkeypatch.setattr(batch_size, "settled", lambda config, device: config.model_copy(update={"precision": "bf16"}))
+    monkeypatch.setattr(batch_size, "resolved", lambda config, device: config.model_copy(update={"precision": "bf16"}))
     monkeypatch.setattr(batch_size, "estimate", noted)
     find_batch_size(Known(None), CONFIG, steps=5)
     assert CONFIG.precision == "auto" and set(seen) == {"bf16"}

@@ -227,7 +227,8 @@ def test_of_a_trial_that_failed_its_error_is_said(tmp_path, step, said):
     """Before its first checkpoint and after; there what it would do next fails in the same way."""
     file, home = tmp_path / "fails.py", ("--home", str(tmp_path / "home"))
     file.write_text(FAILS.replace("STEP", str(step)))
-    assert hpo("run", "--study", str(file), "--trials", "1", "--executor", "inline", *home).exit_code == 1
+    ran = hpo("run", "--study", str(file), "--trials", "1", "--executor", "inline", *home)
+    assert ran.exit_code == 5, (ran.output, ran.exception)
     file.write_text(FAILS.replace("STEP", "10**9"))
     shown = hpo("diagnose", "0", *home, "--print-only", "--points", "0")
     assert shown.exit_code == 0, shown.output

@@ -241,9 +241,16 @@ def test_stopped_by_its_output_it_is_told_by_sigterm(tmp_path):
     assert fit(tmp_path, lines, Told({1: "stop"}), output={"val/loss": "loss: (.*)"}) == Outcome("pruned", 1, 1)
 
 
+def test_a_verdict_on_an_epoch_comes_once_the_next_one_is_printed(tmp_path):
+    told = Told({1: "stop"})
+    lines = shell("trap 'exit 1' TERM", *MNIST, "for n in $(seq 600); do sleep 0.1; done")
+    assert fit(tmp_path, lines, told, output=PATTERNS) == Outcome("pruned", 1, 1)
+    assert told.reports == [(1, 1, {"val/loss": 0.5, "val/acc": 98.0})]
+
+
 def test_text_is_no_number_in_a_report_and_is_one_in_a_line_of_output(tmp_path):
     report = 'echo \'{"epoch": 1, "metrics": {"val/loss": "0.5"}}\' >> "$HPO_REPORTS"'
-    assert "metric 'val/loss' is no number but '0.5': give a float of it" in refusal(tmp_path, shell(report))
+    assert "metric 'val/loss' is not a number but '0.5': give a float of it" in refusal(tmp_path, shell(report))
     told = Told()
     assert fit(tmp_path, shell("echo loss: 0.5"), told, output={"val/loss": "loss: (.*)"}).kind == "complete"
     assert values(told) == [(1, 1, 0.5)]
@@ -262,7 +269,7 @@ def test_parameters_with_dots_reach_the_program(tmp_path):
 
 def test_what_is_no_number_is_named_with_its_line(tmp_path):
     said = refusal(tmp_path, shell("echo loss: none yet"), output={"val/loss": "loss: (.*)"})
-    assert "output.val/loss has found 'none yet' in 'loss: none yet', which is no number: narrow its group" in said
+    assert "output.val/loss has found 'none yet' in 'loss: none yet', not a number: narrow its group" in said
 
 
 # --- How it ends
@@ -331,13 +338,13 @@ def test_an_exception_is_the_trials_error_with_its_traceback(tmp_path):
         (["sleep 600"], {"silence": 0.3}, "sh has reported nothing for 0.3 s, its silence"),
         (["trap '' TERM; while :; do sleep 0.1; done"], {"timeout": 0.3}, "its timeout"),
         (['printf \'{"epoch": 1,\' >> "$HPO_REPORTS"'], {}, "report 1, '{\"epoch\": 1,', is half a line: end it"),
-        (['echo "epoch 1" >> "$HPO_REPORTS"'], {}, "sh: report 1, 'epoch 1', is no JSON: write lines such as"),
-        (['echo 1 >> "$HPO_REPORTS"'], {}, "report 1, '1', is no JSON object"),
+        (['echo "epoch 1" >> "$HPO_REPORTS"'], {}, "sh: report 1, 'epoch 1', is not JSON: write lines such as"),
+        (['echo 1 >> "$HPO_REPORTS"'], {}, "report 1, '1', is not a JSON object"),
         (['echo \'{"epoch": 1, "loss": 1}\' >> "$HPO_REPORTS"'], {}, "has 'loss', which is none of metrics, epoch"),
         (['echo \'{"epoch": "1"}\' >> "$HPO_REPORTS"'], {}, "has epoch '1': give a whole number from 1"),
         (['echo \'{"epoch": 1}\' >> "$HPO_REPORTS"'], {}, "was given no metrics"),
         (['echo \'{"metrics": {"val/loss": 1}}\' >> "$HPO_REPORTS"'], {}, "takes an epoch or a step"),
-        ([REPORT % (1, '"low"')], {}, "metric 'val/loss' is no number but 'low'"),
+        ([REPORT % (1, '"low"')], {}, "metric 'val/loss' is not a number but 'low'"),
         ([REPORT % (0, 1)], {}, "trial.report(epoch=0) comes first: epochs count from 1"),
         ([REPORT % (2, 1), REPORT % (1, 1)], {}, "comes after epoch 2: report epochs as they grow"),
         (['echo \'{"epoch": 1, "metrics": {"a": 1}, "checkpoint": "no"}\' >> "$HPO_REPORTS"'], {}, "cannot be saved"),
@@ -414,12 +421,12 @@ import sys
 from pathlib import Path
 from hpo import load
 from trainer.checkpoint.store import CheckpointStore
-from trainer.report import Silent
+from trainer.report import LoopReporter, Silent
 directory = Path(sys.argv[1])
 study = load(str(directory / "mine.yaml"))
 task = study.task_class()(study.config)
 task.shared = directory / "shared"
-task.fit(Silent(), CheckpointStore(directory / "checkpoints" / "mine" / "00003", 1))
+task.fit(LoopReporter(Silent()), CheckpointStore(directory / "checkpoints" / "mine" / "00003", 1))
 """
 
 

@@ -12,7 +12,8 @@ import yaml
 from study_runs import hpo, refused
 
 from hpo import Constraint, Float, Int, Objective, load
-from hpo.declaration.command import words
+from hpo.declaration import content
+from hpo.declaration.command import placeholders
 from hpo.errors import HpoError, StudyError
 from hpo.storage.home import Home
 
@@ -57,7 +58,7 @@ def test_a_file_declares_a_study(tmp_path):
     command: Any = study.task_class().command  # pyright: ignore[reportAttributeAccessIssue]
     assert command.directory.samefile(tmp_path.parent) and command.timeout == 5400
     assert command.exit_codes == {3: "infeasible", 75: "lost"} and command.steps_per_epoch == 500
-    assert study.directory() == tmp_path
+    assert content.directory(study) == tmp_path
 
 
 def test_its_name_is_the_files_unless_it_has_one(tmp_path):
@@ -74,7 +75,7 @@ BAD_SPACES = [
     ({"lr": {"type": "int", "low": 0.5, "high": 2}}, "lr: low=0.5 must be a whole number"),
     ({"lr": {"type": "float", "low": 0, "high": 1, "max": 2}}, "space.lr: type float has no 'max': it has low, high"),
     ({"lr": {"type": "choice", "options": []}}, "lr: options are empty"),
-    ({"lr": [0, 1]}, "space.lr=[0, 1] is no dimension: write {type: float, low: 0.0, high: 1.0}"),
+    ({"lr": [0, 1]}, "space.lr=[0, 1] is not a dimension: write {type: float, low: 0.0, high: 1.0}"),
     ({}, "space is empty: write such as"),
     ({"learning-rate": {"type": "float", "low": 0, "high": 1}}, "parameter 'learning-rate' must be a name"),
     ({"seed": {"type": "int", "low": 0, "high": 1}}, "a parameter cannot be called 'seed'"),
@@ -92,7 +93,7 @@ def test_a_space_that_cannot_be_searched_is_refused(tmp_path, space, said):
 BAD_KEYS = [
     ({"comand": "x"}, "did you mean 'command'?"),
     ({"exit_codes": {"infeasable": [3]}}, "exit_codes: there is no 'infeasable'; did you mean 'infeasible'?"),
-    ({"colour": "x"}, "there is no key 'colour': there are command, space, name"),
+    ({"colour": "x"}, "unknown key 'colour'; known: command, space, name"),
     ({"command": None}, "command"),
     ({"command": ""}, "command is empty"),
     ({"command": "train 'half"}, "No closing quotation"),
@@ -103,11 +104,11 @@ BAD_KEYS = [
     ({"minimize": None}, "say what it is judged by"),
     ({"num_epochs": 0}, "num_epochs=0 must be a whole number from 1"),
     ({"steps_per_epoch": 0}, "steps_per_epoch"),
-    ({"timeout": "soon"}, "timeout='soon' is no length of time"),
+    ({"timeout": "soon"}, "timeout='soon' is not a duration"),
     ({"timeout": -1}, "timeout"),
     ({"exit_codes": {"infeasible": [3], "lost": [3]}}, "exit_codes: 3 is infeasible and lost"),
     ({"exit_codes": {"bad": [3]}}, "exit_codes"),
-    ({"output": {"val/loss": "loss (.*"}}, "is no regular expression"),
+    ({"output": {"val/loss": "loss (.*"}}, "is not a regular expression"),
     ({"output": {"val/loss": "loss"}}, "has 0 groups: put the number, and it alone, in (parentheses)"),
     ({"output": {"train/loss": "(x)"}}, "output has no pattern for 'val/loss', by which the study judges"),
     ({"output": {"epoch": "(x)", "step": "(x)", "val/loss": "(x)"}}, "output has epoch and step"),
@@ -150,10 +151,10 @@ def test_a_file_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"command": "no-such-program {lr}"}, "there is no program 'no-such-program' here that can be run"),
+        ({"command": "no-such-program {lr}"}, "'no-such-program' is not a program that this host can run"),
         ({"command": "./train.py {lr}"}, "'./train.py' is a file that may not be executed: run `chmod +x"),
-        ({"command": "{python} nofit.py --lr={lr}"}, "train.yaml: command: there is no script 'nofit.py' in "),
-        ({"directory": "absent"}, "is no directory: make it, or name another"),
+        ({"command": "{python} nofit.py --lr={lr}"}, "train.yaml: command: the script 'nofit.py' is missing in "),
+        ({"directory": "absent"}, "is not a directory: make it, or name another"),
         ({"code": ["absent.py"]}, "absent.py, which is not there"),
     ],
 )
@@ -170,8 +171,8 @@ def test_what_cannot_run_here_is_refused_before_anything_is_written(tmp_path, ch
 def drifted(tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     from hpo.declaration.identity import drift
 
-    old = load(write(tmp_path, **before)).identity()
-    return drift(old, load(write(tmp_path, **after)).identity())
+    old = content.identity(load(write(tmp_path, **before)))
+    return drift(old, content.identity(load(write(tmp_path, **after))))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +192,10 @@ def test_a_comment_or_the_order_of_keys_is_no_drift(tmp_path):
     from hpo.declaration.identity import drift
 
     file = Path(write(tmp_path))
-    old = load(str(file)).identity()
+    old = content.identity(load(str(file)))
     document = yaml.safe_load(file.read_text())
     file.write_text("# a comment\n" + yaml.safe_dump(dict(reversed(document.items())), sort_keys=False))
-    assert drift(old, load(str(file)).identity()) == []
+    assert drift(old, content.identity(load(str(file)))) == []
 
 
 def test_the_files_of_a_command_are_its_code(tmp_path):
@@ -204,11 +205,11 @@ def test_the_files_of_a_command_are_its_code(tmp_path):
     (tmp_path / "extra.cfg").write_text("a")
     (tmp_path / "train.py").write_text("import model\n")
     study = load(write(tmp_path, code=["extra.cfg"]))
-    old = study.identity()
+    old = content.identity(study)
     assert set(old["code"]) == {"", "train.py", "model beside train.py", "extra.cfg"}
     (tmp_path / "model.py").write_text("size = 2\n")
     (tmp_path / "extra.cfg").write_text("b")
-    assert drift(old, study.identity()) == [
+    assert drift(old, content.identity(study)) == [
         "the code of extra.cfg changed",
         "the code of model beside train.py changed",
     ]
@@ -220,7 +221,7 @@ def test_the_files_of_a_command_are_its_code(tmp_path):
 def test_places_are_filled_and_a_value_stays_one_word():
     given = ["--lr={lr}", "{name}", "${args}", "{{lr}}", '{"a": {"b": 1}}', "${HOME}", "{flag}"]
     values = {"lr": 1e-5, "name": "a b; rm -rf /", "flag": True}
-    assert words.filled(given, values, {"lr": 1e-5, "flag": False, "none": None, "list": [1, 2]}) == [
+    assert placeholders.filled(given, values, {"lr": 1e-5, "flag": False, "none": None, "list": [1, 2]}) == [
         "--lr=1e-05",
         "a b; rm -rf /",
         "--lr=1e-05",
@@ -236,15 +237,15 @@ def test_places_are_filled_and_a_value_stays_one_word():
 
 def test_numbers_come_back_as_they_were():
     for value in (0.1 + 0.2, 1e-300, 123456789012345678, -0.0):
-        assert type(value)(words.as_text(value)) == value
+        assert type(value)(placeholders.as_text(value)) == value
 
 
 def test_a_command_of_one_text_is_split_without_a_shell():
-    assert words.split("a 'b c' $HOME", "command") == ["a", "b c", "$HOME"]
+    assert placeholders.split("a 'b c' $HOME", "command") == ["a", "b c", "$HOME"]
     with pytest.raises(StudyError, match="close the quotation"):
-        words.split('a "b', "command")
+        placeholders.split('a "b', "command")
 
 
 def test_the_interpreter_is_no_part_of_the_code(tmp_path):
     study = load(write(tmp_path, command=[sys.executable, "train.py"]))
-    assert set(study.code()) == {"train.py"}
+    assert set(content.code(study)) == {"train.py"}

@@ -10,7 +10,8 @@ import yaml
 from sqlalchemy import func, select
 from study_runs import drive, query
 
-from hpo.ledger.tables import studies, trials
+from hpo.ledger.database.tables import studies, trials
+from hpo.ledger.rows import StudyRow
 from hpo.storage.home import Home
 from hpo.storage.removal import remove_study
 
@@ -39,7 +40,7 @@ def test_equal_failures_stop_a_study_whatever_they_print_last(tmp_path):
     left = home.output("mine") / "00000" / "output.f1.log"
     left.parent.mkdir(parents=True, exist_ok=True)
     left.touch()  # as a worker that was killed leaves it
-    remove_study(home, study._mapping)
+    remove_study(home, StudyRow.of(study._mapping))
     assert not left.exists()
 
 

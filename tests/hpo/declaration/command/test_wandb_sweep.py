@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from hpo import Choice, Float, Int, Objective, load
-from hpo.declaration.command import words
+from hpo.declaration import content
+from hpo.declaration.command import placeholders
 from hpo.errors import HpoError
 
 # As in https://docs.wandb.ai/guides/sweeps: hyperband, each kind of parameter that is known here.
@@ -61,13 +62,13 @@ def test_a_sweep_is_a_study(tmp_path):
         "optimizer": Choice(["adam", "sgd"]),
     }
     command: Any = study.task_class().command  # pyright: ignore[reportAttributeAccessIssue]
-    assert command.words == ["/usr/bin/env", "python", "train.py", "--verbose", words.ALL]
-    assert set(study.code()) == {"train.py"}
+    assert command.words == ["/usr/bin/env", "python", "train.py", "--verbose", placeholders.ALL]
+    assert set(content.code(study)) == {"train.py"}
 
 
 def test_without_a_command_it_has_that_of_sweeps(tmp_path):
     command: Any = load(write(tmp_path, command=None)).task_class().command  # pyright: ignore[reportAttributeAccessIssue]
-    assert command.words == ["/usr/bin/env", "python", "train.py", words.ALL]
+    assert command.words == ["/usr/bin/env", "python", "train.py", placeholders.ALL]
 
 
 def test_the_rungs_of_max_iter_are_those_of_its_brackets(tmp_path):
@@ -131,7 +132,7 @@ REFUSED = [
     ({"command": ["${program}", "${args_no_hyphens}"]}, "command: '${args_no_hyphens}' has no equal here"),
     ({"program": None}, "program=None: name the script"),
     ({"strategy": "asha"}, "strategy stands in a W&B sweep"),
-    ({"nonsense": 1}, "there is no key 'nonsense'"),
+    ({"nonsense": 1}, "unknown key 'nonsense'"),
     ({"parameters": {"a": {"distribution": "normal", "mu": 0}}}, "parameters.a.distribution='normal' has no equal"),
     ({"parameters": {"a": {"values": [1, 2], "probabilities": [0.9, 0.1]}}}, "parameters.a.probabilities=[0.9, 0.1]"),
     ({"parameters": {"a": {"parameters": {"b": {"value": 1}}}}}, "parameters.a.parameters="),

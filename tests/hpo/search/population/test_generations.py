@@ -6,15 +6,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from driven import stopping
 from places import HARNESS
 from sqlalchemy import select, update
 from tiny_runs import digest, drive, rows
 
 from hpo.analysis.results.trial import describe, detail
-from hpo.driver.loop import Driver
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.tables import asks, attempts, checkpoints, decisions, reports, trials
+from hpo.ledger.database.tables import asks, attempts, checkpoints, decisions, reports, trials
 from hpo.storage import gc
 from hpo.storage.home import Home
 from hpo.tracking import projection
@@ -124,15 +124,7 @@ def test_interrupted_and_resumed_again_and_again_ends_the_same(golden, tmp_path,
         assert {strategy for (strategy,) in rows(golden, decisions.c.strategy)} == {"pb2"}
     home, state, stops = Home(tmp_path / "home"), "interrupted", 0
     while state == "interrupted":
-        ticks = 0
-
-        def stop(driver: Driver) -> None:
-            nonlocal ticks
-            ticks += 1
-            if ticks == 2:
-                driver.request_stop()
-
-        ledger, state = bred(home, tick=stop, **flags)
+        ledger, state = bred(home, tick=stopping(2), **flags)
         stops += state == "interrupted"
         gc.collect(ledger, home, "tiny")  # which takes nothing that is still to be gone on from
     assert stops > 3

@@ -8,21 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from driven import stopping, turn
 from sqlalchemy import select, update
 from tiny_runs import FULL, PROMOTE, TINY, digest, drive, rows
 
 from hpo.analysis.results.trial import describe, detail
 from hpo.driver import proposer
 from hpo.driver.loop import Driver
-from hpo.driver.request import DriverOptions, RunRequest
+from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
-from hpo.ledger import Ledger, claims, driver_queries, transactions
+from hpo.ledger import Ledger, claims, transactions
+from hpo.ledger.database.tables import attempts, decisions, reports, studies, trials
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import attempts, decisions, reports, studies, trials
+from hpo.ledger.views import driver as driver_queries
 from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
-from trainer.report import Outcome, Verdict
+from trainer.report import Outcome, Report, Verdict
 
 pytestmark = pytest.mark.whole
 
@@ -104,15 +106,7 @@ def test_one_worker_interrupted_and_resumed_again_and_again_ends_the_same(tmp_pa
         assert rows(golden, studies.c.spec["sampler"].as_string()) == [(sampler,)]
     home, state, stops = Home(tmp_path / "home"), "interrupted", 0
     while state == "interrupted":
-        ticks = 0
-
-        def stop(driver: Driver) -> None:
-            nonlocal ticks
-            ticks += 1
-            if ticks == 4:
-                driver.request_stop()
-
-        ledger, state = drive(home, tick=stop, **flags)
+        ledger, state = drive(home, tick=stopping(4), **flags)
         stops += state == "interrupted"
     assert stops > 3
     assert digest(ledger) == digest(golden)
@@ -208,7 +202,7 @@ def test_more_trials_later_leave_alone_what_has_ended(tmp_path):
 
 def interrupted_with_paused_trials(home: Home) -> Ledger:
     def stop(driver: Driver) -> None:
-        if len(driver._paused) >= 2:
+        if len(driver.study.frontier.paused) >= 2:
             driver.request_stop()
 
     ledger, state = drive(home, tick=stop, **PROMOTE)
@@ -255,7 +249,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     """Of a trial that went on its curve up to the pause, of one that never paused nothing."""
     home, strategy = Home(tmp_path / "home").create(), {"name": "asha-promote", "min_epochs": 1, "eta": 2}
     ledger, me = Ledger(home.storage), Process.current()
-    asked = RunRequest(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
+    asked = request_of(home, reference=TINY, sampler="freeze-thaw", strategy="asha-promote", overrides=FULL)
     resolved = declare(asked, ledger, workers=2)
     resolved = replace(resolved, spec=resolved.spec.model_copy(update={"strategy": strategy}))
     driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=9), Inline())
@@ -263,13 +257,13 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     driver.acquire()
 
     def take():
-        driver._fill()
+        turn(driver)
         return ledger.transact(lambda c: claims.claim(c, me.id, uuid.uuid4().hex, [1]))[0]
 
     def report(taken, epoch, *verdict):
         said = {"decide": lambda _: Verdict(*verdict), "strategy": "asha-promote"} if verdict else {}
-        lane = transactions.TrialReport(taken, epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch, **said)
-        ledger.transact(lambda c: transactions.commit(c, [lane]))
+        last = Report(epoch, {"val/loss": 1 / epoch + taken.number}, epoch=epoch)
+        ledger.transact(lambda c: transactions.commit(c, [transactions.TrialReport(taken, last, **said)]))
         if verdict:
             ledger.transact(lambda c: transactions.finish(c, taken, Outcome("paused", epoch, epoch), None))
 
@@ -277,10 +271,10 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     report(first, 1, "pause"), report(second, 1, "pause")
     again, never = take(), take()
     report(again, 2), report(again, 3), report(never, 1)
-    driver._fill()
-    live = driver._asking._sampler
-    found = {row["number"]: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
-    made = proposer.LedgerProposer(ledger, resolved, driver._curves, found, [], 0)._sampler
+    turn(driver)
+    live = driver.study.frontier.proposer._sampler
+    found = {row.number: row for row in ledger.look(lambda c: driver_queries.all_rows(c, 1))}
+    made = proposer.LedgerProposer(ledger, resolved, driver.study.curves, found, [], 0)._sampler
     assert {again.number, never.number} == {0, 2}
     assert live._sampler._curves == made._sampler._curves == {0: [(1, 1.0)], 1: [(1, 2.0)], 2: []}
     driver.release()

@@ -10,21 +10,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from driven import driven
+from driven import driven, turn
 from places import HARNESS
 from rich.console import Console
 from sqlalchemy import select
 
 from hpo.analysis.results.progress import Progress
-from hpo.cli.live import doing, screen
 from hpo.clock import SystemClock
+from hpo.display.live import doing, screen
 from hpo.driver.loop import Driver
-from hpo.driver.request import DriverOptions, RunRequest
+from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
 from hpo.ledger import Ledger, queries, transactions
 from hpo.ledger.claims import Claim, claim
+from hpo.ledger.database.tables import attempts, decisions, events, reports
 from hpo.ledger.process_id import Process
-from hpo.ledger.tables import attempts, decisions, events, reports, studies
 from hpo.storage.home import Home
 from hpo.workers.executors.inline import Inline
 from hpo.workers.executors.local import Local
@@ -33,7 +33,7 @@ from hpo.workers.session import StudySession
 from hpo.workers.system_metrics import SystemMetrics
 from hpo.workers.worker import Worker
 from trainer.errors import TrainerError
-from trainer.report import Outcome, Verdict
+from trainer.report import Outcome, Report, Verdict
 
 pytestmark = pytest.mark.whole
 
@@ -85,17 +85,21 @@ class Rungs:
         self.home, self.ledger = home, Ledger(home.create().storage)
         flags: dict[str, Any] = {"reference": CURVES, "window": 4, "sampler": "random", "strategy": "asha"}
         flags["order"] = order
-        resolved = declare(RunRequest(home, **flags), self.ledger, workers=1)
-        driver = Driver(
+        resolved = declare(request_of(home, **flags), self.ledger, workers=1)
+        self.driver = Driver(
             self.ledger, resolved, DriverOptions(home, self.ledger.url, home.tracking_uri, trials=3), Inline()
         )
-        driver.acquire()
-        driver._fill()
+        self.driver.acquire()
+        turn(self.driver)
         self.me = Process.current()
         self.ledger.transact(lambda c: transactions.register(c, self.me, "inline"))
-        row = self.ledger.look(lambda c: c.execute(select(studies)).mappings().one())
-        self.opened, self.leaving = StudySession(dict(row)), threading.Event()
+        row = self.ledger.look(lambda c: queries.study_by_id(c, 1))
+        self.opened, self.leaving = StudySession(row), threading.Event()
         self.claims = self.claim(claimed)
+
+    def close(self) -> None:
+        self.driver.release()
+        self.ledger.close()
 
     def claim(self, n: int) -> list[Claim]:
         return self.ledger.transact(lambda c: claim(c, self.me.id, uuid.uuid4().hex, [1], n))
@@ -105,7 +109,7 @@ class Rungs:
         return LedgerReporter(*asked, lambda waited: waited < patience)
 
     def report(self, number: int, loss: float, epoch: int = 1) -> Verdict:
-        return self.reporter(number).report(epoch, {"val/loss": loss}, epoch=epoch)
+        return self.reporter(number).report(Report(epoch, {"val/loss": loss}, epoch=epoch))
 
     def end(self, number: int, outcome: Outcome) -> None:
         self.ledger.transact(lambda c: transactions.finish(c, self.claims[number], outcome, None))
@@ -127,7 +131,7 @@ class Rungs:
 def rungs(tmp_path):
     made = Rungs(Home(tmp_path / "home"))
     yield made
-    made.ledger.close()
+    made.close()
 
 
 class Waiting:
@@ -165,8 +169,8 @@ def test_a_trial_is_held_against_all_before_it_whoever_comes_first(rungs):
     assert rungs.told(2) == (1, 0), "its value stands while it waits, undecided"
     middle = waits(rungs, 1, 2.0)
     assert rungs.report(0, 1.0) == Verdict("continue", 1)
-    assert middle.end().reason == "rank 2 of 2 at rung 0 (epoch 1); the best 1 go on"
-    assert last.end().reason == "rank 3 of 3 at rung 0 (epoch 1); the best 1 go on"
+    assert middle.end().reason == "rank 2 of 2 at rung 0 (epoch 1); only the best goes on"
+    assert last.end().reason == "rank 3 of 3 at rung 0 (epoch 1); only the best goes on"
 
 
 def test_what_waits_at_a_rung_is_shown(rungs):
@@ -191,7 +195,7 @@ def test_nothing_waits_at_a_rung_that_compares_with_earlier_comers(tmp_path):
     free = Rungs(Home(tmp_path / "home"), order="async")
     assert free.report(2, 0.5).kind == "continue"
     assert Progress(free.ledger, free.opened.name, SystemClock()).at_rung == set()
-    free.ledger.close()
+    free.close()
 
 
 @pytest.mark.parametrize("epoch", [None, 3])
@@ -200,7 +204,7 @@ def test_one_that_trains_is_not_said_to_wait(rungs, epoch):
     rungs.report(0, 1.0)
     rungs.report(1, 0.5)
     rungs.report(1, 0.5, epoch=2)
-    rungs.reporter(1).report(3, {"val/other": 0.5}, epoch=epoch)
+    rungs.reporter(1).report(Report(3, {"val/other": 0.5}, epoch=epoch))
     assert Progress(rungs.ledger, rungs.opened.name, SystemClock()).at_rung == set()
 
 
@@ -241,9 +245,9 @@ def test_an_attempt_that_is_to_leave_does_not_wait_on(rungs):
 def test_where_waiting_comes_to_nothing_it_ends_in_any_loop(rungs, made_of_it):
     """As inline, where the driver does nothing meanwhile, and where the driver of a joined worker is gone."""
     reporter = rungs.reporter(1, patience=0.1)
-    assert reporter.report(1, {"val/loss": 2.0}, epoch=1) == Verdict("leave", 1)
+    assert reporter.report(Report(1, {"val/loss": 2.0}, epoch=1)) == Verdict("leave", 1)
     with pytest.raises(TrainerError, match="told to leave at step 1 and reported step 2"):
-        reporter.report(2, {"val/loss": 1.0}, epoch=2)
+        reporter.report(Report(2, {"val/loss": 1.0}, epoch=2))
     assert reporter.obeyed(made_of_it) == Outcome("preempted", step=1)
     [fields] = rungs.ledger.look(
         lambda c: c.execute(select(events.c.fields).where(events.c.kind == "leave_ignored")).scalars()
@@ -261,7 +265,7 @@ def test_a_worker_asks_whether_waiting_in_that_study_comes_to_anything(tmp_path)
     assert worker.run_one([1])
     worker.close()
     rows = rungs.ledger.look(lambda c: c.execute(select(attempts.c.trial_id, attempts.c.outcome)).all())
-    rungs.ledger.close()
+    rungs.close()
     assert rows == [(1, None), (2, "preempted")] and set(asked) == {1}
 
 
@@ -280,7 +284,7 @@ def test_uneven_trials_end_as_one_after_another(tmp_path):
 
     def drive(home: Home, executor: Any) -> tuple[str, queries.Status, int]:
         ledger = Ledger(home.create().storage)
-        name, state = driven(ledger, RunRequest(home, reference=str(path), window=12), executor, trials=30)
+        name, state = driven(ledger, request_of(home, reference=str(path), window=12), executor, trials=30)
         assert state == "complete"
         with ledger.read() as connection:
             row = queries.study_row(connection, name)

@@ -19,7 +19,7 @@ from kill import STUDY, Run, wait_until
 from sqlalchemy import select
 
 from hpo.errors import HpoError
-from hpo.ledger.tables import attempts, trials, workers
+from hpo.ledger.database.tables import attempts, trials, workers
 from hpo.workers.executors.ray import _Worker
 from trainer.errors import CheckpointError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
 from hpo import load
-from hpo.driver.request import RunRequest
+from hpo.declaration import content
+from hpo.driver.request import request_of
 from hpo.driver.run import run
 from hpo.errors import UserError
 from hpo.storage.home import Home
@@ -95,22 +95,30 @@ def test_a_cluster_where_nothing_listens_is_not_looked_for(monkeypatch):
 
 def test_inline_has_all_that_is_here():
     with pytest.raises(UserError, match="with --executor inline: it has all"):
-        PlacementRequest("inline", None, Resources(cpus=1)).settled()
+        PlacementRequest("inline", None, Resources(cpus=1)).with_defaults()
 
 
 def test_a_resume_gives_workers_what_they_had_unless_told_otherwise():
     last = PlacementRequest("local", 2, Resources(cpus=1, gpus=0.5))
-    assert PlacementRequest.of(last.settled().to_json()) == last
+    assert PlacementRequest.of(last.with_defaults().to_json()) == last
     assert PlacementRequest().over(last) == last
     assert PlacementRequest(None, 4, Resources(gpus=1.0)).over(last) == PlacementRequest("local", 4, Resources(1, 1.0))
     assert PlacementRequest("ray").over(last) == PlacementRequest("ray")
 
 
-def test_hosts_that_share_ranks_train_one_trial_at_a_time(monkeypatch):
+def test_an_earlier_way_to_several_nodes_is_refused_by_name(monkeypatch):
     monkeypatch.setenv("HPO_NODES", "2")
-    assert PlacementRequest("local", 1).settled().workers == 1
-    with pytest.raises(UserError, match=r"--workers 2 with HPO_NODES=2: the hosts train one trial at a time; give 1\."):
-        PlacementRequest().settled()
+    with pytest.raises(
+        UserError, match=r"^HPO_NODES has given way to torchrun: .* on each node `.*torchrun --nnodes=2 "
+    ):
+        PlacementRequest().with_defaults()
+
+
+def test_all_workers_of_a_study_may_join_from_elsewhere():
+    assert PlacementRequest("local", 0).with_defaults().workers == 0
+    for executor in ("inline", "ray"):
+        with pytest.raises(UserError, match="--workers 0: give 1 to "):
+            PlacementRequest(executor, 0).with_defaults()
 
 
 def test_a_study_needs_a_cpu_for_each_thread_of_each_rank():
@@ -174,8 +182,9 @@ def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, m
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | carried_environ(source)
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     code = (
-        f"import hpo; study = hpo.load({study.reference!r}); "
-        f"assert study.reference == {study.reference!r}; print(study.code_sha256() == {study.code_sha256()!r})"
+        f"import hpo; from hpo.declaration import content; study = hpo.load({study.reference!r}); "
+        f"assert study.reference == {study.reference!r}; "
+        f"print(content.code_sha256(study) == {content.code_sha256(study)!r})"
     )
     (source / "search.py").unlink()
     ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
@@ -185,8 +194,8 @@ def test_a_study_file_is_carried_with_what_it_imports_from_beside_it(tmp_path, m
 def test_ray_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"--executor ray needs Ray: pip install 'hpo\[ray\]'"):
-        PlacementRequest("ray").settled()
-    assert PlacementRequest("local").settled().executor == "local", "which needs none"
+        PlacementRequest("ray").with_defaults()
+    assert PlacementRequest("local").with_defaults().executor == "local", "which needs none"
 
 
 def test_gpus_that_workers_cannot_have_are_refused_at_once(tmp_path, monkeypatch):
@@ -195,9 +204,11 @@ def test_gpus_that_workers_cannot_have_are_refused_at_once(tmp_path, monkeypatch
     ranks = {"train.parallel.data": 2, "train.device": "auto"}
 
     def asked(executor: str, gpus: float, **of) -> str:
-        request = RunRequest(Home(tmp_path / "home"), "mlp", trials=1, executor=executor, workers=2, **of)
+        request = request_of(
+            Home(tmp_path / "home"), "mlp", trials=1, executor=executor, workers=2, gpus_per_worker=gpus, **of
+        )
         with pytest.raises(UserError) as error:
-            run(replace(request, resources=Resources(gpus=gpus)), lambda *_: lambda _: None)
+            run(request, lambda *_: lambda _: None)
         assert not (tmp_path / "home").exists()
         return str(error.value)
 

@@ -1,0 +1,220 @@
+"""Plans the rounds in which the best trials and the default configuration train again under other seeds.
+
+    while not (step := planned(ledger, of, name, wanted, driven)).over:
+        run(step.request)
+
+The next round is a function of the ledger, so an interrupted race continues where it was, with any number of workers.
+The list of the derived study grows at its end: a training that is there already is not repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hpo.analysis.follow_up import finish
+from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy, found, request
+from hpo.door import option
+from hpo.driver.end_reason import time_used_up
+from hpo.errors import HpoError, UserError
+from hpo.ledger import Ledger, queries
+from hpo.ledger.answer import confirms, label
+from hpo.ledger.finished import confirmed_in
+from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED, SHARE, Confirm, Fits, Row, parse, race
+from hpo.space.trial_config import TrialShape
+from hpo.space.trial_state import TERMINAL_STATES
+from hpo.text import command, counted
+
+if TYPE_CHECKING:
+    from hpo.driver.request import RunRequest
+    from hpo.ledger.rows import Connection
+
+    Entry = Mapping[str, Any]  # {"label", "params"}
+
+
+@dataclass(frozen=True)
+class Round:
+    """The trainings that the race needs next, and the request that runs them; `line` describes both.
+
+    over  whether nothing is left to train; the request then changes nothing
+    """
+
+    line: str
+    request: RunRequest
+    over: bool
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """The trainings of a study that confirms another: its list, and place -> values of a training that has ended."""
+
+    listed: Sequence[Entry]
+    ended: Mapping[int, Row]
+
+    @classmethod
+    def of(cls, connection: Connection, source: str, name: str) -> Confirmed:
+        """Reads study `name`. Raises HpoError where it is of another kind or confirms an earlier study."""
+        row = queries.find_study(connection, name)
+        if row is None:
+            return cls((), {})
+        listed = row.spec.listed
+        if not listed or not confirms(listed):
+            raise UserError(
+                f"study {name!r} is there already and has trained others: name a new one by {option('name')}."
+            )
+        if row.id < queries.study_row(connection, source).id:
+            deletes = command(f"rm --study {name}")
+            raise HpoError(f"study {name!r} belongs to an earlier study {source!r}, which was deleted: `{deletes}`.")
+        trials = queries.trial_rows(connection, row.id, removed=True)
+        ended = [trial for trial in trials if trial.state in TERMINAL_STATES]
+        return cls(listed, {trial.number: trial.values if trial.state == "complete" else None for trial in ended})
+
+    @property
+    def seeds(self) -> list[int]:
+        """Returns the seeds, in the order in which they were first used."""
+        return list(dict.fromkeys(entry["params"][SEED] for entry in self.listed))
+
+    @property
+    def rounds(self) -> int:
+        """Returns the largest number of seeds that a candidate has trained under."""
+        return max(Counter(entry["label"] for entry in self.listed).values(), default=0)
+
+    def fits(self, candidates: Mapping[str, Mapping[str, object]], seeds: Sequence[int]) -> Fits:
+        """Returns the values of the candidates' trainings that have ended."""
+        places = {place: self.listed[place] for place in self.ended}
+        return {
+            name: {
+                seed: self.ended[place]
+                for seed in seeds
+                for place, listed in places.items()
+                if listed == _entry(name, params, seed)
+            }
+            for name, params in candidates.items()
+        }
+
+
+def planned(
+    ledger: Ledger, of: SourceStudy, name: str, wanted: Confirm, driven: RunDefaults, leaves: str = ""
+) -> Round:
+    """Returns the next round of the race of `wanted` in study `name`. Raises HpoError where that study is another one.
+
+    A study that has trained candidates under more seeds keeps to these, so that every candidate is compared alike.
+
+    leaves  the option that leaves the phase out; empty for a command of its own
+    """
+    before = ledger.look(lambda connection: Confirmed.of(connection, of.name, name))
+    rounds = max(wanted.seeds, before.rounds)
+    seeds = [*before.seeds, *_fresh(of, before.seeds, rounds)][:rounds]
+    candidates = _candidates(of, wanted.trials)
+    state = race(of.spec.objectives, list(candidates), seeds, before.fits(candidates, seeds))
+    needed = [_entry(missing, candidates[missing], seed) for missing, seed in state.missing]
+    new = [entry for entry in needed if entry not in before.listed]
+    listed = [*before.listed, *new]
+    line = f"round {state.round + 1} of {rounds}: {_named(state.alive)} train under another seed in study {name}"
+    if gone := [candidate for candidate in candidates if candidate not in state.alive]:
+        line += f"; {_named(gone)} left the race"
+    over = not state.missing and len(before.ended) == len(before.listed)
+    return Round(line + (f" ({leaves} skips this)" if leaves else ""), request(of, name, listed, driven), over)
+
+
+def phase(ledger: Ledger, asked: RunRequest, name: str) -> Round | None:
+    """Returns the next round of a study's confirming phase; None where it has ended. Raises HpoError where it cannot
+    be trained, or where the time or the epochs of the study are used up."""
+    of = found(ledger, name)
+    wanted, derived = parse(of.spec.confirm), confirmed_in(name)
+    if wanted is None:
+        return None
+    affordable, problem = ledger.look(lambda connection: _afforded(connection, of, wanted, derived))
+    if affordable is None:
+        raise HpoError(problem)
+    notify = asked.notify
+    driven = RunDefaults(
+        asked.home, asked.placement, asked.storage.storage, notify.tracking_uri, overrides=of.study.hold_out
+    )
+    step = planned(ledger, of, derived, affordable, driven, option("confirm", "none"))
+    if step.over:
+        return None
+    seconds = ledger.look(lambda connection: _seconds_left(connection, name, derived))
+    made = step.request
+    made = replace(
+        made,
+        study=replace(made.study, allow_drift=asked.study.allow_drift),
+        budget=replace(made.budget, seconds=seconds),
+        storage=replace(made.storage, lease_timeout=asked.storage.lease_timeout),
+        notify=replace(made.notify, trackers=notify.trackers, alerts=notify.alerts),
+    )
+    return replace(step, request=made, line="; ".join(filter(None, [problem, step.line])))
+
+
+def _candidates(of: SourceStudy, top: int) -> dict[str, Mapping[str, object]]:
+    """Returns label -> parameters of the `top` best trials and, where none of them is that, the default."""
+    best = of.best(top)
+    candidates: dict[str, Mapping[str, object]] = {label(trial["number"]): trial["params"] for trial in best}
+    default = _seedless(of.base)
+    return candidates | ({} if any(_seedless(trial["config"]) == default for trial in best) else {DEFAULT: {}})
+
+
+def _seedless(config: Mapping[str, object]) -> dict[str, object]:
+    return {path: value for path, value in config.items() if path != SEED}
+
+
+def _entry(name: str, params: Mapping[str, object], seed: int) -> dict[str, object]:
+    return {"label": name, "params": {**params, SEED: seed}}
+
+
+def _fresh(of: SourceStudy, used: Sequence[int], count: int) -> range:
+    """Returns seeds above those that the study and its confirmations have used: nothing was selected by these."""
+    first = max([of.unused_seeds(1)[0], *(seed + 1 for seed in used)])
+    return range(first, first + count)
+
+
+def _named(labels: Sequence[str]) -> str:
+    """Returns `trials 3, 7 and the default configuration`."""
+    numbers = [name.removeprefix(label("")) for name in labels if name != DEFAULT]
+    trials = f"trial{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}" if numbers else ""
+    return " and ".join(filter(None, [trials, DEFAULT_NAME if DEFAULT in labels else ""]))
+
+
+def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived: str) -> tuple[Confirm | None, str]:
+    """Returns the part of `wanted` that the complete trials and the epochs allow, and a sentence if that is less."""
+    study, before = queries.study_row(connection, of.name), Confirmed.of(connection, of.name, derived)
+    rows = queries.trial_rows(connection, study.id, removed=True)
+    trained = sum(row.epoch - row.from_epoch for row in rows) + finish.spent(connection, study)
+    share = trained // (SHARE - 1)  # the phase's own epochs count among all
+    left = share if study.max_epochs is None else min(share, study.max_epochs - trained)
+    candidates = _candidates(of, wanted.trials)
+    longest = max((row.epoch for row in rows if row.state == "complete"), default=1)
+    each = max(_epochs(trial["config"], longest) for trial in of.best(wanted.trials))
+    spent = sum(entry["label"] not in candidates for entry in before.listed)
+    affordable = wanted.within(int(left / each) - spent)
+    shown = option("confirm", str(wanted))
+    if affordable is None:
+        short = f"{left} epochs are left of a third of all" if left == share else f"{max(left, 0)} epochs are left"
+        return None, f"{shown}: {short}, and two configurations need {2 * int(each)}: search for longer."
+    if affordable == wanted:
+        there = len(of.ranked)
+        few = f"{shown}: the study has only {counted(there, 'complete trial')}" if there < wanted.trials else ""
+        return wanted, few
+    return affordable, f"{shown} would take more than a third of all epochs: {option('confirm', affordable)} instead"
+
+
+def _epochs(config: Mapping[str, object], longest: int) -> float:
+    """Returns the epochs that a training counts as; where they are not declared, those of the longest trial."""
+    prefix = "train."
+    train = {path.removeprefix(prefix): value for path, value in config.items() if path.startswith(prefix)}
+    epochs = TrialShape(train).epochs
+    return max(epochs if epochs < math.inf else longest, 1)
+
+
+def _seconds_left(connection: Connection, name: str, derived: str) -> float | None:
+    """Returns the time that search and end phase have left; None for no bound. Raises HpoError where it is used up."""
+    study, rows = queries.study_row(connection, name), queries.find_study(connection, derived)
+    if study.max_seconds is None:
+        return None
+    left = study.max_seconds - study.seconds_used - finish.seconds(connection, study)
+    if left <= (rows.seconds_used if rows else 0.0):
+        raise HpoError(time_used_up(name, study.max_seconds, study.max_seconds))
+    return left

@@ -1,0 +1,1 @@
+"""Implements the ledger's database: its engine, tables, statements and URLs."""

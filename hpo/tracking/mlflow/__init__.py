@@ -1,0 +1,1 @@
+"""Implements the MLflow tracker: its client, its database, runs, models and the changes that people make there."""

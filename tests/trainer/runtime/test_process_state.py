@@ -1,0 +1,50 @@
+"""Holds what a snapshot of the process does with values that cannot be read."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from trainer.runtime import process_state
+from trainer.runtime.process_entries import attributes
+from trainer.runtime.process_state import Snapshot
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Returns the module that stands for a library, whose one setting is read by calling what it holds."""
+    library = ModuleType("library_of_answers")
+    library.setting = lambda: 1
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    entry = process_state.Entry(
+        "the setting", library.__name__, lambda module: module.setting(), lambda module, value: None, True
+    )
+    monkeypatch.setattr(process_state, "ENTRIES", (entry, attributes("the mode", library.__name__, "mode")))
+    return library
+
+
+def raising(error):
+    def read():
+        raise error
+
+    return read
+
+
+@pytest.mark.parametrize("error", [AttributeError("half imported"), OSError("deleted"), RuntimeError("other build")])
+def test_a_value_that_cannot_be_read_beforehand_is_left_alone(answers, error):
+    answers.setting = raising(error)
+    snapshot = Snapshot()
+    answers.setting = lambda: 2
+    assert snapshot.restore() == []
+
+
+def test_a_value_that_can_no_longer_be_read_is_named(answers):
+    snapshot = Snapshot()
+    answers.setting = raising(OSError("deleted"))
+    assert snapshot.restore() == ["the setting"]
+
+
+def test_any_other_error_of_a_reader_is_raised(answers):
+    answers.setting = raising(ZeroDivisionError("a fault of ours"))
+    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+        Snapshot()
