@@ -25,6 +25,7 @@ FEWEST = 10  # differences from which the scatter is estimated
 REACH, STEP = 8.0, 0.2  # of the noise: the extent of the grid above the best value, and the distance of its points
 ROUNDS = 100  # of expectation maximization
 TOLD = 1.96  # deviations by which two values differ that are told apart
+ROUNDING = 1e-12  # of the largest value: a scatter below it is that of float64 arithmetic
 
 
 def scatter(curves: Sequence[Sequence[float]]) -> float | None:
@@ -32,6 +33,7 @@ def scatter(curves: Sequence[Sequence[float]]) -> float | None:
 
     The k-th differences of independent values have a variance of binomial(2k, k) times theirs. Second differences are
     free of a linear trend and third ones of a quadratic trend, so the smaller estimate contains less of the trend.
+    Rounding alone gives 0.
     """
     estimates: list[float] = []
     ends = [curve[-LAST:] for curve in curves if all(map(math.isfinite, curve[-LAST:]))]
@@ -39,7 +41,11 @@ def scatter(curves: Sequence[Sequence[float]]) -> float | None:
         differences = [difference for end in ends for difference in _differences(end, order)]
         if len(differences) >= FEWEST:
             estimates.append(math.sqrt(fmean(d * d for d in differences) / math.comb(2 * order, order)))
-    return min(estimates, default=None)
+    return _above_rounding(min(estimates), ends) if estimates else None
+
+
+def _above_rounding(noise: float, curves: Sequence[Sequence[float]]) -> float:
+    return noise if noise > ROUNDING * max(abs(value) for curve in curves for value in curve) else 0.0
 
 
 def _differences(values: Sequence[float], order: int) -> Sequence[float]:
@@ -54,7 +60,7 @@ def parts_scatter(curves: Sequence[Sequence[float]]) -> float | None:
     curves  the means over the first 1, 2, ... K parts of each trial; shorter curves do not count
 
     A part that is hard for every trial changes no difference between trials, so its mean over the trials is subtracted,
-    as is the mean of each trial: (n - 1) (K - 1) degrees of freedom are left.
+    as is the mean of each trial: (n - 1) (K - 1) degrees of freedom are left. Rounding alone gives 0.
     """
     count = max(map(len, curves), default=0)
     whole = [curve for curve in curves if len(curve) == count and all(map(math.isfinite, curve))]
@@ -68,7 +74,7 @@ def parts_scatter(curves: Sequence[Sequence[float]]) -> float | None:
     squares = sum(
         (value - fmean(row) - column + mean) ** 2 for row in rows for value, column in zip(row, columns, strict=True)
     )
-    return math.sqrt(squares / freedom / count)
+    return _above_rounding(math.sqrt(squares / freedom / count), whole)
 
 
 def expected(losses: Sequence[float], noise: float) -> list[float]:

@@ -26,6 +26,19 @@ def test_smooth_curves_have_hardly_any_scatter_and_few_values_none():
     assert scatter([[0.1, math.nan, 0.2]] * 10) is None
 
 
+def test_curves_on_a_line_have_no_scatter_at_all():
+    lines = [[1 - 0.0816 * slope * epoch for epoch in range(1, 10)] for slope in (0.9, 1.0, 0.03)]
+    assert scatter(lines) == 0, "what is left is rounding"
+    lines[0][-2] += 1e-9
+    assert scatter(lines) == pytest.approx(1e-9, rel=0.9)
+
+
+def test_folds_that_differ_alike_in_every_trial_have_no_scatter_at_all():
+    folds = [0.1, 0.7, 0.3]
+    means = [[0.37 * trial + sum(folds[:k]) / k for k in (1, 2, 3)] for trial in range(8)]
+    assert parts_scatter(means) == 0, "what is left is rounding"
+
+
 def test_the_scatter_of_folds_leaves_out_that_a_fold_is_hard():
     """Oracle: an analysis of variance by least squares on indicators of trials and folds."""
     own = np.random.default_rng(1).normal(0, 1, (8, 5)) + 10 * np.arange(5) + 3 * np.arange(8)[:, None]
