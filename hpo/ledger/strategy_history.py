@@ -100,7 +100,7 @@ class LedgerHistory:
 
     @cached_property
     def _known(self) -> Curves:
-        """Returns the curves that this transaction sees."""
+        """Returns the curves as this transaction reads them."""
         self._curves.refresh(self._connection, self._limit, own=self.number)
         return self._curves
 

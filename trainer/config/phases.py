@@ -47,7 +47,7 @@ class LossWeights(Frozen):
         return tuple(dict.fromkeys(term for phase in self.phases for term in phase.weights))
 
     def at(self, progress: float) -> dict[str, float]:
-        """Returns the weights above 0 once the share `progress` of the run is done: `Task.progress`."""
+        """Returns the weights above 0 at `progress`, the share of the run that is done (`Task.progress`)."""
         i = max(i for i, phase in enumerate(self.phases) if phase.start <= progress)
         now, before = self.phases[i], self.phases[max(i - 1, 0)].weights
         share = min((progress - now.start) / self.blend, 1.0) if self.blend > 0 and i > 0 else 1.0

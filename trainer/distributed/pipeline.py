@@ -200,7 +200,7 @@ class Pipeline(Parts):
         return loss.sum
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model as the task calls it: within `forward` the running stage, else all stages."""
+        """Runs the stage at work if the task calls the model within `forward`, and all stages otherwise."""
         if self._turn is None:
             return self._all_stages(args, kwargs)
         stage, received = self._turn

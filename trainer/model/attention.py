@@ -85,7 +85,7 @@ def within(documents: Tensor, width: int, begins: Tensor | None = None) -> Tenso
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """Returns [batch, 1, length, length], True if a token may look: at its own document up to itself.
+    """Returns the mask [batch, 1, length, length] by which a token sees its own document up to itself.
 
     Padding looks at padding.
     """
