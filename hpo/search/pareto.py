@@ -150,7 +150,7 @@ def spread(losses: Mapping[int, Losses]) -> Iterator[int]:
 
 
 def ahead(losses: Mapping[int, Losses], number: int) -> int:
-    """Returns how many losses other than that of `number`, which has no NaN, come before it in the order of `ranked`."""
+    """Returns how many losses other than that of `number`, which has no NaN, precede it in the order of `ranked`."""
     sound = {key: loss for key, loss in losses.items() if not is_nan(loss)}
     preceding = 0
     for front in fronts(sound):
