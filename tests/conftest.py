@@ -59,7 +59,7 @@ LONGEST_NAME = 70
 # What a test starts, by the fixtures it asks for; each is a marker of that name.
 KINDS = {
     "ray": {"ray_of", "_ray_address", "ray_cluster"},
-    "postgres": {"postgres_server", "postgres_database"},
+    "postgres": {"postgres_server", "postgres_database", "encrypted", "unencrypted"},
     "ranks": {"ranks"},
     "process": {"process", "_s3_server"},
 }
