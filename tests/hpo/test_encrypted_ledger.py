@@ -68,8 +68,8 @@ def test_a_study_runs_and_resumes_over_verified_tls(encrypted, tmp_path, empty_m
         assert done.returncode == 0, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
 
-    hpo("run", "--study", STUDY, "--trials", "1", "--workers", "1")
-    hpo("resume", "--study", "tiny", "--trials", "2")
+    hpo("run", "--study", STUDY, "--trials", "1", "--workers", "1", "--sampler", "random")
+    hpo("resume", "--study", "tiny", "--trials", "2", "--executor", "inline")
     status = json.loads(CliRunner().invoke(app, ["status", "--study", "tiny", "--json", *there]).stdout)
     assert (status["state"], sum(status["trials"].values())) == ("complete", 2)
 
