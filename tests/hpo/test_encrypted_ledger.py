@@ -100,7 +100,7 @@ CASES = {
         'does not match host name "127.0.0.1"): name the host as the server\'s certificate does in the URL of --stor',
     ),
     "no file": ({"sslrootcert": "missing"}, "does not exist): correct sslmode, sslrootcert, sslcert and sslkey in the"),
-    "no certificate": ({"sslrootcert": "text"}, "text.pem"),
+    "no certificate": ({"sslrootcert": "text"}, "could not read root certificate file"),
     "another's key": ({"sslcert": "client", "sslkey": "key of another"}, "could not load private key file"),
     "no such mode": ({"sslmode": "verify"}, 'invalid sslmode value: "verify"): correct that parameter in the URL of'),
     "no such parameter": ({"sslrotcert": "x"}, 'invalid connection option "sslrotcert"): correct that parameter in'),
