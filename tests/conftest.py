@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -21,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import s3_server
 import sqlalchemy as sa
 import warm
 from hypothesis import settings
@@ -59,9 +59,9 @@ LONGEST_NAME = 70
 # What a test starts, by the fixtures it asks for; each is a marker of that name.
 KINDS = {
     "ray": {"ray_of", "_ray_address", "ray_cluster"},
-    "postgres": {"postgres_server", "postgres_database"},
+    "postgres": {"postgres_server", "postgres_database", "encrypted", "unencrypted"},
     "ranks": {"ranks"},
-    "process": {"process", "_s3_server"},
+    "process": {"process", "_s3_server", "secured"},
 }
 _STARTERS = {sys.executable, "bash", "make", "unshare"}
 
@@ -230,16 +230,8 @@ def postgres_database(postgres_server: Callable[[], PostgresServer]) -> Callable
 @pytest.fixture(scope="session")
 def _s3_server(tmp_path_factory) -> Iterator[str]:
     """The endpoint of a server that speaks S3 and keeps objects in its memory."""
-    started = "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
-    log = tmp_path_factory.mktemp("s3") / "log"
-    with open(log, "w") as output:
-        server = subprocess.Popen([sys.executable, "-c", started], stdout=output, stderr=output)
-    while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
-        assert server.poll() is None, log.read_text()
-        time.sleep(0.05)
-    yield found[0]
-    server.kill()
-    server.wait()
+    with s3_server.serving(tmp_path_factory.mktemp("s3")) as endpoint:
+        yield endpoint
 
 
 _buckets = itertools.count()
@@ -250,14 +242,7 @@ def bucket(_s3_server, tmp_path, monkeypatch) -> str:
     """The URL of an empty place in a bucket, which this process and those that it starts may use."""
     from trainer.files.s3 import Bucket
 
-    given = {
-        "AWS_ACCESS_KEY_ID": "AKIATESTKEY",
-        "AWS_SECRET_ACCESS_KEY": "secret-of-s3",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    given |= {"AWS_ENDPOINT_URL": _s3_server, "AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "2"}
-    given |= {name: str(tmp_path / "no-file") for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
-    for name, value in given.items():
+    for name, value in s3_server.environ(_s3_server, tmp_path).items():
         monkeypatch.setenv(name, value)
     name = f"checkpoints-{next(_buckets)}"
     Bucket(f"s3://{name}")._asked(lambda client: client.create_bucket(Bucket=name))

@@ -20,6 +20,7 @@ from hpo.cli.secret_files import SECRETS
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="runs where kubectl is installed")
 
+README = (ROOT / "deploy" / "kubernetes" / "README.md").read_text()
 RELEASE = "1.32"
 SHELL_LIKE = re.compile(r"PASSWORD|SECRET|TOKEN|_KEY|STORAGE|STORE_URI|DATABASE_URI")
 
@@ -96,6 +97,25 @@ def test_secrets_are_files_alone(objects):
             if container["image"].startswith("hpo:") and "RAY_AUTH_MODE" not in environment:
                 files = {key.removesuffix("_FILE") for key in environment if key.endswith("_FILE")}
                 assert files <= set(SECRETS), name
+
+
+def test_every_container_sees_the_authority_by_which_it_verifies(manifests):
+    """The lines of README.md, beside the base and beside Ray: a ConfigMap that each container has as a file."""
+    lines = re.search(r"```yaml\n(# mine/kustomization.yaml, in addition\n.*?)```", README, re.DOTALL)
+    for overlay in ("base", "overlays/ray"):
+        mine = manifests / f"mine-{overlay.rpartition('/')[2]}"
+        mine.mkdir()
+        (mine / "ca.pem").write_text("the authority's certificate\n")
+        (mine / "kustomization.yaml").write_text(f"resources: [../{overlay}]\n{lines[1]}")
+        objects = rendered(mine)
+        assert data_of(objects, "ca") == {"ca.pem": "the authority's certificate\n"}
+        assert data_of(objects, "settings")["AWS_CA_BUNDLE"] == "/run/ca/ca.pem"
+        for name, template in pod_templates(objects):
+            volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+            for container in containers(template):
+                [at] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/run/ca"]
+                assert volumes[at["name"]]["configMap"] == {"name": "ca", "optional": True}, name
+    assert README.count("sslrootcert=/run/ca/ca.pem") == 1
 
 
 def test_nothing_is_reached_that_no_policy_names(objects):

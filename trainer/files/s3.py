@@ -186,7 +186,8 @@ def _client(process: int, endpoint: str | None) -> Any:
     try:
         return Session().client("s3", config=config)
     except (BotoCoreError, ValueError) as error:
-        raise Unavailable(f"no client for s3:// can be made ({type(error).__name__}): {_FIX}.") from error
+        fix = _TRUST if "CA bundle" in str(error) else _FIX
+        raise Unavailable(f"no client for s3:// can be made ({type(error).__name__}): {fix}.") from error
 
 
 def _attempts(client: Any) -> int:
@@ -216,6 +217,10 @@ def _again(client: Any, call: Callable[[], T]) -> T:
 _CONFLICT = "ConditionalRequestConflict"
 _LATER = (_CONFLICT, "RequestTimeout", "SlowDown")
 _FIX = "check AWS_ENDPOINT_URL, the region and the credentials"
+_TRUST = (
+    "name the file of the authority that has signed its certificate in AWS_CA_BUNDLE, and its host in AWS_ENDPOINT_URL "
+    "as the certificate does"
+)
 # Errors of boto3 whose text is shown, since it cannot hold secrets.
 _PLAIN = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 
@@ -226,6 +231,7 @@ _SILENT = {
     "ConnectTimeoutError": f"no connection to its endpoint within {CONNECT_SECONDS} s",
     "ReadTimeoutError": "no answer in time",
     "ConnectionClosedError": "the connection broke",
+    "SSLError": "the connection broke",
     "IncompleteReadError": "the answer broke off",
     "ResponseStreamingError": "the answer broke off",
 }
@@ -249,14 +255,20 @@ def _reason(error: Any, attempts: int) -> tuple[str, bool]:
         later = code in _LATER or status == 429 or status >= 500
         fix = f"it was asked {tried} (AWS_MAX_ATTEMPTS), try again later" if later else _FIX
         return f"refuses {cause.operation_name} ({' '.join(map(str, filter(None, (code, status))))}): {fix}", later
+    if isinstance(cause, exceptions.SSLError) and "EOF" not in (untrusted := _untrusted(cause)):
+        return f"cannot be trusted ({untrusted}): {_TRUST}", False
     name = type(cause).__name__
     words = _SILENT.get(name) or (f"{name}: {cause}".rstrip(".") if name in _PLAIN else name)
     reason = f"cannot be reached ({words}): {_FIX}"
-    is_transient = isinstance(
-        cause, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
-    )
-    away = is_transient and not isinstance(cause, exceptions.SSLError)  # whose cause is a certificate
-    return f"{reason}; it was tried {tried} (AWS_MAX_ATTEMPTS)" if is_transient else reason, away
+    away = isinstance(cause, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError)
+    return f"{reason}; it was tried {tried} (AWS_MAX_ATTEMPTS)" if away else reason, away
+
+
+def _untrusted(error: Any) -> str:
+    """Returns why TLS has failed, without the URL and the place in OpenSSL that the error names."""
+    words = str(error.kwargs.get("error", ""))
+    bundle = "AWS_CA_BUNDLE: " if words.startswith(("[Errno", "[X509")) else ""  # the file itself cannot be read
+    return bundle + re.sub(r"^\[[^]]*\] | \(_ssl\.c:\d+\)$", "", words).rstrip(".")
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Generator
@@ -29,7 +30,21 @@ _PASSING_SQLITE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PR
 _PASSING_SQLSTATE = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03"}
 _CONTENTION = {"40001", "40P01", "55P03"}  # another transaction was in the way
 _FULL = ("too many clients", "too many connections", "remaining connection slots are reserved")
+_PLAIN = "no encryption"  # how a refusal of pg_hba.conf ends that may hold for connections without TLS alone
 _REFUSALS = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
+# Connections that the client gives up by the parameters of its URL, or the server by its certificates. Waiting helps
+# with none of them. The patterns are searched in libpq's answer without what it quotes.
+_PARAMETERS = "sslmode, sslrootcert, sslcert and sslkey"
+_UNMET = (
+    (
+        "certificate verify failed",
+        "name the file of the authority that has signed the server's certificate as sslrootcert",
+    ),
+    ("does not match host name", "name the host as the server's certificate does"),
+    ("does not support SSL", "turn TLS on in the server (ssl = on), or ask for less by sslmode"),
+    ("certificate|unknown ca|private key file|SSL protocol version", f"correct {_PARAMETERS}"),
+    ("connection is bad: (?:invalid|weak) |invalid connection option", "correct that parameter"),
+)
 _NOT_ALLOWED = "make it readable and writable, or choose another with {home} or {storage}"
 _FIXES = (
     (
@@ -64,7 +79,7 @@ def _code(error: exc.DBAPIError) -> int | str | None:
 
 def is_transient(error: exc.DBAPIError) -> bool:
     """Returns True if a retry may succeed: the connection broke or failed, or the database was busy."""
-    if _refused(error):
+    if _refused(error) or _unmet(error):
         return False
     if error.connection_invalidated or getattr(error.orig, "pgconn", None) is not None:
         return True  # psycopg passes its connection with an error only if that was never made
@@ -96,6 +111,17 @@ def _answer(error: exc.DBAPIError) -> str:
     return str(error.orig).strip().splitlines()[0]
 
 
+def _unmet(error: exc.DBAPIError) -> tuple[str, str] | None:
+    """Returns the answer and the fix if a connection cannot be as its URL demands, such as verified; else None."""
+    if isinstance(error.orig, sqlite3.Error) or _code(error) is not None:  # a statement, of a connection that was made
+        return None
+    for line in str(error.orig).splitlines():
+        for pattern, fix in _UNMET:
+            if re.search(pattern, re.sub('"[^"]*"', "", line)):
+                return line.strip(), fix
+    return None
+
+
 def _refused(error: exc.DBAPIError) -> bool:
     """Returns True if a server rejects this user or has no such database; libpq gives no code for that."""
     answer = str(error.orig)
@@ -103,10 +129,18 @@ def _refused(error: exc.DBAPIError) -> bool:
 
 
 def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
-    if _refused(error):
+    if (unmet := _unmet(error)) is not None:
+        answer, fix = unmet
         return UserError(
-            f"the ledger {ledger.shown} is not open to you ({_answer(error)}): check user, password and database in "
-            f"the URL of {option('storage')}, HPO_STORAGE or HPO_STORAGE_FILE, where / : @ # and % in a password are "
+            f"the ledger {ledger.shown} cannot be connected to as its URL demands ({answer}): {fix} in the URL of "
+            f"{option('storage')}, HPO_STORAGE or HPO_STORAGE_FILE."
+        )
+    if _refused(error):
+        answer = _answer(error)
+        parts = "user, password, database and sslmode" if answer.endswith(_PLAIN) else "user, password and database"
+        return UserError(
+            f"the ledger {ledger.shown} is not open to you ({answer}): check {parts} in the URL of "
+            f"{option('storage')}, HPO_STORAGE or HPO_STORAGE_FILE, where / : @ # and % in a password are "
             "percent-encoded."
         )
     code, unknown = _code(error), "check that the database runs and can be reached"
