@@ -67,7 +67,7 @@ class OnNewData:
         text = f"trial {number} cannot be told from trial {second.number}, which is expected {second.behind:.2g} behind"
         if second.seeds is None:
             return f"{text}: either will do"
-        return f"{text}: {second.seeds} seeds may tell" + (f", `{second.confirm}`" if second.confirm else "")
+        return f"{text}: {f'`{second.confirm}`' if second.confirm else f'{second.seeds} seeds'} may tell"
 
 
 def on_new_data(connection: Connection, study: StudyRow) -> OnNewData | None:
