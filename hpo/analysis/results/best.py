@@ -211,11 +211,13 @@ def beaten(best: Mapping[str, Any]) -> list[str]:
 
 
 def expectation(best: Mapping[str, Any]) -> list[str]:
-    """Returns the lines about the value that is expected on new data, and a runner-up that may be as good."""
+    """Returns the lines about the value expected on new data, a runner-up that may be as good, and the default."""
     if not best["expected"]:
         return []
     on_new = OnNewData.of_json(best["expected"])
-    return list(filter(None, [on_new.described(), on_new.doubt(best["number"])]))
+    number_of_best = best["number"]
+    lines = [on_new.described(), on_new.doubt(number_of_best), on_new.beside_default(number_of_best)]
+    return list(filter(None, lines))
 
 
 def train_line(best: Mapping[str, object], saved: str | None = None) -> str:
