@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection
 
+from hpo.door import flag
 from hpo.ledger.database.tables import asks, studies, trials
 from hpo.ledger.finished import Finished, confirmed_in, finished
 from hpo.ledger.removed import is_shown
@@ -117,7 +118,7 @@ def _plus_minus(error: float | None) -> str:
 def more_seeds(study: str, name: str, top: int, seeds: int) -> str:
     """Returns the command that trains the `top` best trials of a study, and its default, under so many seeds in study
     `name`."""
-    named = "" if name == confirmed_in(study) else f" --name {name}"
+    named = "" if name == confirmed_in(study) else f" {flag('name')} {name}"
     return command(f"confirm --study {study}{named} --top {top} --seeds {seeds}")
 
 
