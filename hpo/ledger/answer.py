@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 from sqlalchemy import bindparam, select, update
 from sqlalchemy.engine import Connection
 
+from hpo.door import flag
 from hpo.ledger.database.tables import asks, studies, trials
-from hpo.ledger.finished import Finished, finished
+from hpo.ledger.finished import Finished, confirmed_in, finished
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import StudyRow
 from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED
 from hpo.search.ranking import best_of
-from hpo.search.spread import Spread, doubt
+from hpo.search.spread import Rival, Spread, standing
+from hpo.text import command
 
 _LABEL = "trial "
 _DEFAULT = -1  # in place of the number of a trial
@@ -31,21 +33,8 @@ _OF_A_TRIAL = re.compile(rf"{_LABEL}\d+")  # not the label of an extended trial
 _LISTED_OF = studies.c.spec["listed_of"].as_string()
 
 
-@dataclass(frozen=True)
-class Rival:
-    """Compares another configuration with the best trial: how much better the best one is, seed by seed."""
-
-    name: str
-    ahead: Spread
-
-    def described(self, number: int) -> str:
-        """Returns a clause on whether trial `number` is better."""
-        if self.ahead.error is None:
-            return f"{self.ahead.against(self.name)}, which one seed cannot confirm"
-        low, high = self.ahead.interval()
-        if low > 0 or high < 0:
-            return self.ahead.against(self.name)
-        return doubt(self.ahead, f"trial {number}", self.name, "{} seeds")
+def _seeds(count: int) -> str:
+    return f"{count} seeds"
 
 
 @dataclass(frozen=True)
@@ -57,6 +46,7 @@ class OtherSeeds:
     selected     the trials that the search itself ranks first, by number, with their values
     unconfirmed  those of `selected` that were not trained under as many other seeds: never, or they left the race
     rivals       the runner-up and the default configuration, with one objective
+    trials       the number of trials that were trained again
     """
 
     study: str
@@ -66,17 +56,29 @@ class OtherSeeds:
     selected: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     unconfirmed: list[int] = field(default_factory=list[int])
     rivals: list[Rival] = field(default_factory=list[Rival])
+    trials: int = 0
 
     @classmethod
     def of_json(cls, facts: Mapping[str, Any]) -> OtherSeeds:
         """Returns what `dataclasses.asdict` has made a mapping of."""
-        rivals = [Rival(rival["name"], Spread(**rival["ahead"])) for rival in facts["rivals"]]
+        rivals = [Rival(rival["name"], Spread(**rival["again"]), Spread(**rival["ahead"])) for rival in facts["rivals"]]
         return cls(**{name: value for name, value in facts.items() if name != "rivals"}, rivals=rivals)
 
-    def lines(self, number: int) -> list[str]:
-        """Returns clauses on the best trial, `number`, under other seeds, and on its rivals."""
-        rivals = (rival.described(number) for rival in self.rivals)
+    def lines(self, number: int, more: Callable[[int], str] = _seeds) -> list[str]:
+        """Returns clauses on the best trial, `number`, under other seeds, and on its rivals.
+
+        `more` names what trains more seeds. By default it is their number: a text that is kept names no command, as
+        that depends on the process.
+        """
+        [metric, *others] = self.means
+        again = Spread(self.means[metric], self.errors[metric], self.runs)
+        rivals = [] if others or not self.rivals else standing(f"trial {number}", again, self.rivals, more)
         return list(filter(None, [self.described(), self.instead_of(number), *rivals]))
+
+    @property
+    def beaten(self) -> bool:
+        """Returns whether the default configuration is better, by the 95 % interval of the difference."""
+        return any(rival.wins for rival in self.rivals)
 
     def described(self) -> str:
         """Returns `val/loss 0.23 ± 0.01 under 3 other seeds (study mlp-confirm)`."""
@@ -111,6 +113,13 @@ class Best:
 
 def _plus_minus(error: float | None) -> str:
     return "" if error is None else f" ± {error:.2g}"
+
+
+def more_seeds(study: str, name: str, top: int, seeds: int) -> str:
+    """Returns the command that trains the `top` best trials of a study, and its default, under so many seeds in study
+    `name`."""
+    named = "" if name == confirmed_in(study) else f" {flag('name')} {name}"
+    return command(f"confirm --study {study}{named} --top {top} --seeds {seeds}")
 
 
 def label(number: int | str) -> str:
@@ -187,7 +196,9 @@ def _under_other_seeds(
         if confirms(listed):
             runs = _runs(connection, study.id, row["id"], listed)
             trials_of = {number: list(runs[number].values()) for number in runs if number in scored}
-            return _with_rivals(study, _summarized(study, row["name"], trials_of), runs)
+            summaries = _with_rivals(study, _summarized(study, row["name"], trials_of), runs)
+            top = len({entry["label"] for entry in listed if entry["label"] != DEFAULT})
+            return {number: replace(seeds, trials=top) for number, seeds in summaries.items()}
     return {}
 
 
@@ -206,8 +217,8 @@ def _with_rivals(
     for number, name in names.items():
         seeds = [seed for seed in runs[best] if seed in runs[number]]
         values, others = ([runs[of][seed][0] for seed in seeds] for of in (best, number))
-        ahead = Spread.of_pairs(values, others, sign)
-        rivals += [Rival(name, ahead)] if ahead else []
+        ahead, again = Spread.of_pairs(values, others, sign), Spread.of([row[0] for row in runs[number].values()])
+        rivals += [Rival(name, again, ahead)] if ahead and again else []
     return {**summaries, best: replace(summaries[best], rivals=rivals)}
 
 

@@ -77,8 +77,10 @@ def parts_scatter(curves: Sequence[Sequence[float]]) -> float | None:
     return _above_rounding(math.sqrt(squares / freedom / count), whole)
 
 
-def expected(losses: Sequence[float], noise: float) -> list[float]:
+def expected(losses: Sequence[float], noise: float, more: Sequence[float] = ()) -> list[float]:
     """Returns the expected loss on new data of the best trial and of the runner-up, if there is one.
+
+    more  finite losses of `losses`, whose expected ones follow
 
     Raises ValueError if no loss is finite.
     """
@@ -91,9 +93,13 @@ def expected(losses: Sequence[float], noise: float) -> list[float]:
     for _ in range(ROUNDS):
         shares = [_share(row, weights) for row in likelihoods]
         weights = [sum(map(mul, counts.values(), column)) / counts.total() for column in zip(*shares, strict=True)]
-    near = [(loss - best) / noise for loss in ranked[:2] if loss <= best + REACH * noise]
-    means = [sum(map(mul, grid, _share(_likelihoods(value, grid), weights))) for value in near]
-    return [best + noise * mean for mean in means] + ranked[len(means) : 2]
+
+    def mean(loss: float) -> float:
+        if loss > best + REACH * noise:
+            return loss
+        return best + noise * sum(map(mul, grid, _share(_likelihoods((loss - best) / noise, grid), weights)))
+
+    return [mean(loss) for loss in (*ranked[:2], *more)]
 
 
 def _likelihoods(value: float, grid: Sequence[float]) -> list[float]:

@@ -1,10 +1,10 @@
-"""Holds the mean of several trainings with its standard error, and says whether a difference may be chance."""
+"""Holds the mean of several trainings with its standard error, and says which configuration has the best one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
 from hpo.text import counted
@@ -55,9 +55,10 @@ class Spread:
         return f"{self.mean:+.3g} ({error}n = {counted(self.count, of)})"
 
     def against(self, other: str) -> str:
-        """Returns `better than OTHER by 0.012 (...)`, or worse, for a difference in favour of the first."""
+        """Returns `better than OTHER by 0.012 (...)`, or worse; without `than OTHER` where that is empty."""
         side, size = ("better", self) if self.mean >= 0 else ("worse", Spread(-self.mean, self.error, self.count))
-        return f"{side} than {other} by {size.described('seed').removeprefix('+')}"
+        than = f" than {other}" if other else ""
+        return f"{side}{than} by {size.described('seed').removeprefix('+')}"
 
     def __str__(self) -> str:
         return f"{self.mean:.5g}" + (f" ± {self.error:.2g}" if self.error is not None else "")
@@ -68,16 +69,65 @@ def seeds_needed(ahead: Spread) -> int | None:
     return next((n for n in range(ahead.count + 1, MOST_SEEDS + 1) if ahead.interval(n)[0] > 0), None)
 
 
-def doubt(ahead: Spread | None, first: str, second: str, fix: str) -> str:
+def doubt(ahead: Spread | None, first: str, second: str, more: Callable[[int], str]) -> str:
     """Returns a sentence that a difference may be chance; empty where the 95 % interval is above 0 or unknown.
 
-    `fix` names the seeds that would tell the two apart if the difference stays as it is, in place of its `{}`.
+    `more` names what trains the seeds that would tell the two apart if the difference stays as it is.
     """
     if ahead is None or ahead.error is None or ahead.interval()[0] > 0:
         return ""
     low, high = ahead.interval()
     needed = seeds_needed(ahead)
     return (
-        f"{counted(ahead.count, 'seed')} cannot tell {first} from {second}: the 95 % interval of the difference is "
-        f"{low:+.2g} to {high:+.2g}; {f'{fix.format(needed)} may tell' if needed else 'either will do'}"
+        f"{counted(ahead.count, 'seed')} cannot tell {first} from {second}: {first} is {ahead.against('')}, "
+        f"seed by seed, and the 95 % interval of the difference is {low:+.2g} to {high:+.2g}; "
+        f"{f'{more(needed)} may tell' if needed else 'either will do'}"
     )
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another configuration beside the best trial: its values under other seeds, and how much better the trial is."""
+
+    name: str
+    again: Spread
+    ahead: Spread
+
+    @property
+    def leads(self) -> bool:
+        """Returns whether its mean over the common seeds is better than that of the best trial."""
+        return self.ahead.mean < 0
+
+    @property
+    def wins(self) -> bool:
+        """Returns whether it is better than the best trial by the 95 % interval of the difference."""
+        return self.ahead.interval()[1] < 0
+
+    @property
+    def lead(self) -> Spread:
+        """Returns how much better the better one of the two is."""
+        return replace(self.ahead, mean=abs(self.ahead.mean))
+
+    def doubt(self, trial: str, more: Callable[[int], str]) -> str:
+        """Returns the sentence that this configuration and `trial` cannot be told apart; empty where they can."""
+        first, second = (self.name, trial) if self.leads else (trial, self.name)
+        return doubt(self.lead, first, second, more)
+
+    def compared(self, trial: str, more: Callable[[int], str]) -> str:
+        """Returns a sentence on which of the two is better."""
+        first, second = (self.name, trial) if self.leads else (trial, self.name)
+        unconfirmed = ", which one seed cannot confirm" if self.ahead.error is None else ""
+        return self.doubt(trial, more) or f"{first} is {self.lead.against(second)}, seed by seed{unconfirmed}"
+
+
+def nearest(rivals: Sequence[Rival]) -> list[Rival]:
+    """Returns the rivals, the one with the best mean first: it and the best trial are the first two of all."""
+    return sorted(rivals, key=lambda rival: rival.ahead.mean)
+
+
+def standing(trial: str, again: Spread, rivals: Sequence[Rival], more: Callable[[int], str]) -> list[str]:
+    """Returns sentences on which configuration has the best mean under other seeds, and whether it is the best."""
+    ranked = nearest(rivals)
+    leaders = [(rival.name, rival.again) for rival in ranked if rival.leads] + [(trial, again)]
+    means = "; then ".join(f"{name}, {spread}" for name, spread in leaders)
+    return [f"best mean under other seeds: {means}", *(rival.compared(trial, more) for rival in ranked)]

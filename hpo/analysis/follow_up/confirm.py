@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from hpo.analysis.follow_up.derived_study import SeedRun, SourceStudy, not_repeated
@@ -15,11 +16,11 @@ from hpo.declaration import content
 from hpo.door import option
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.answer import label
+from hpo.ledger.answer import label, more_seeds
 from hpo.ledger.views import live as live_queries
 from hpo.search.confirming import DEFAULT, DEFAULT_NAME
 from hpo.search.ranking import best_of, rank
-from hpo.search.spread import Spread, doubt
+from hpo.search.spread import Rival, Spread, nearest, seeds_needed, standing
 from hpo.space.objective import Objective, hold_out_of
 from hpo.text import aligned, counted
 
@@ -224,35 +225,50 @@ def notes(found: Confirmation, named: bool) -> list[str]:
         lines.append(f"{counted(failed, 'run')} came to no value and {'is' if failed == 1 else 'are'} in no mean")
     if first.again is None:
         return [*lines, "no run came to a value"]
-    lines.append(f"best under other seeds: trial {first.trial}")
-    if found.ahead:
-        lines[-1] += f"; it is {found.ahead.against(f'trial {found.rows[1].trial}')}, seed by seed"
-    if found.gain:
-        lines.append(f"it is {found.gain.against(DEFAULT_NAME)}, seed by seed")
-    return [*lines, *doubts(found)]
+    return [*lines, *standings(found)]
 
 
-def doubts(found: Confirmation) -> list[str]:
-    """Returns the sentences that the first trial cannot be told from the second, or from the default configuration."""
-    return list(filter(None, [undecided(found), undecided_from_default(found)]))
+def standings(found: Confirmation) -> list[str]:
+    """Returns sentences on which configuration has the best mean, and on whether seeds can tell it from the next."""
+    if not found.rows or not (again := found.rows[0].again):
+        return []
+    return standing(_first(found), again, rivals(found), partial(_quoted, found))
+
+
+def rivals(found: Confirmation) -> list[Rival]:
+    """Returns the runner-up, if it has not left the race, and the default configuration."""
+    compared = [(f"trial {row.trial}", row.again, found.ahead) for row in found.rows[1:2] if not row.left]
+    compared.append((DEFAULT_NAME, found.default, found.gain))
+    return [Rival(name, again, ahead) for name, again, ahead in compared if again and ahead]
 
 
 def undecided(found: Confirmation) -> str:
-    """Returns a note if the difference between the first two trials may be chance, else an empty text.
+    """Returns the sentence that the first two, of which one may be the default, cannot be told apart; else empty.
 
-    It names the number of seeds that would tell them apart if the difference stays as it is.
+    It has the command that trains as many seeds as would tell them apart if the difference stays as it is.
     """
-    if len(found.rows) < 2:
-        return ""
-    first, second = (f"trial {row.trial}" for row in found.rows[:2])
-    return doubt(found.ahead, first, second, option("seeds", "{}"))
+    return next((rival.doubt(_first(found), partial(_quoted, found)) for rival in nearest(rivals(found))), "")
 
 
-def undecided_from_default(found: Confirmation) -> str:
-    """Returns such a note on the first trial and the default configuration."""
-    if not found.rows or found.gain is None:
-        return ""
-    first = f"trial {found.rows[0].trial}"
-    if found.gain.interval()[1] < 0:
-        return f"{DEFAULT_NAME} is better than {first}, by the 95 % interval of the difference"
-    return doubt(found.gain, first, DEFAULT_NAME, option("seeds", "{}"))
+def decides(found: Confirmation) -> str:
+    """Returns the command of `undecided`; empty where the first two are told apart, or few seeds would not do it."""
+    first = next(iter(nearest(rivals(found))), None)
+    seeds = first and undecided(found) and seeds_needed(first.lead)
+    return _more_seeds(found, seeds) if seeds else ""
+
+
+def beaten(found: Confirmation) -> bool:
+    """Returns whether the default configuration is better than each trial, by the 95 % interval of the difference."""
+    return any(rival.wins for rival in rivals(found))
+
+
+def _first(found: Confirmation) -> str:
+    return f"trial {found.rows[0].trial}"
+
+
+def _more_seeds(found: Confirmation, seeds: int) -> str:
+    return more_seeds(found.study, found.name, len(found.rows), seeds)
+
+
+def _quoted(found: Confirmation, seeds: int) -> str:
+    return f"`{_more_seeds(found, seeds)}`"

@@ -5,7 +5,11 @@
     "notes": [str]              remarks on those tables
     "ablate": [ablation]        likewise from `hpo ablate --json`
     "noise": {objective: {"deviation": float, "runs": int}}   of runs that differ only in their seed, pooled
-    "undecided": str            that the first two of the only objective cannot be told apart; else empty
+    "undecided": str            that the first two of the only objective, of which one may be the default configuration,
+        cannot be told apart; else empty
+    "standing": [str]           which configuration has the best mean by the only objective, and whether it is the best,
+        in the words of `notes`; empty where the first is a trial that is told from the others
+    "beaten": bool              whether the default configuration is better than each trial, beyond doubt
     "commands": {"confirm": str, "ablate": str, "anew": str, "seeds": str, "steadiest": str}   the commands that make
         the tables; `anew` confirms other trials, `seeds` uses as many seeds as may decide, if they are few; and
         `steadiest` shows how to train the best trial under other seeds; empty for an imported study
@@ -24,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.report.snapshot import reason
 from hpo.errors import HpoError
 from hpo.ledger import queries
-from hpo.search.spread import seeds_needed
 from hpo.text import command
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ def sure(ledger: Ledger, name: str) -> dict[str, Any]:
         "notes": [line for table in tables["confirm"] for line in notes(table, several)],
         "ablate": [asdict(ablation) for ablation in tables["ablate"]],
         "noise": {table.metric: pooled for table in tables["confirm"] if (pooled := noise(table))},
-        "undecided": "" if several else "".join(map(undecided, tables["confirm"])),
+        **_standing(tables["confirm"]),
         "commands": {} if spec.imported else commands(name, derived, best, tables["confirm"]),
         "lacking": lacking,
     }
@@ -75,29 +78,31 @@ def commands(
         "confirm": command(f"confirm --study {name}"),
         "anew": command(f"confirm --study {name} --name {fresh}"),
         "ablate": command(f"ablate --study {name}{trial}"),
-        "seeds": "".join(more_seeds(table) for table in confirmed[:1]),
+        "seeds": "".join(decides(table) for table in confirmed[:1]),
         "steadiest": "" if steadiest is None else command(f"best --study {name}{trial}"),
     }
 
 
-def more_seeds(of: Confirmation) -> str:
-    """Returns the command that trains the same trials under as many seeds as may decide between the first two.
-
-    It is empty if they are decided, or if too many seeds would be needed.
-    """
+def _standing(confirmed: Sequence[Confirmation]) -> dict[str, Any]:
+    """Returns `undecided`, `standing` and `beaten`; with several objectives they say nothing."""
+    if len(confirmed) != 1:
+        return {"undecided": "", "standing": [], "beaten": False}
     from hpo.analysis.follow_up import confirm
 
-    if not of.ahead or not confirm.undecided(of) or not (seeds := seeds_needed(of.ahead)):
-        return ""
-    named = "" if of.name == f"{of.study}-confirm" else f" --name {of.name}"
-    return command(f"confirm --study {of.study}{named} --top {len(of.rows)} --seeds {seeds}")
+    [table] = confirmed
+    unsure = confirm.undecided(table) or any(rival.leads for rival in confirm.rivals(table))
+    return {
+        "undecided": confirm.undecided(table),
+        "standing": confirm.standings(table) if unsure else [],
+        "beaten": confirm.beaten(table),
+    }
 
 
-def undecided(of: Confirmation) -> str:
-    """Returns the sentence of `hpo confirm` on two leading trials whose difference may be chance; else empty."""
+def decides(of: Confirmation) -> str:
+    """Returns the command that trains the same trials under as many seeds as may decide between the first two."""
     from hpo.analysis.follow_up import confirm
 
-    return confirm.undecided(of)
+    return confirm.decides(of)
 
 
 def steadiest(confirmed: Sequence[Mapping[str, Any]], direction: str) -> Mapping[str, Any] | None:

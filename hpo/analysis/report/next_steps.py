@@ -119,9 +119,12 @@ def _gain(of: Snapshot, best: int) -> float:
 
 
 def _kept(of: Snapshot, answer: Mapping[str, Any], sure: Mapping[str, Any]) -> Iterator[Step]:
-    """Yields the promotion of the trial with the best mean under other seeds, once the best trial is confirmed."""
+    """Yields the promotion of the trial with the best mean under other seeds, once the best trial is confirmed.
+
+    A trial that the default configuration beats is not promoted.
+    """
     best, entry = answer["best"][0], steadiest(sure["confirm"], of.objectives[0]["direction"])
-    if entry is None or not _is_confirmed(of, _selected(of), sure):
+    if entry is None or sure["beaten"] or not _is_confirmed(of, _selected(of), sure):
         return
     if best["checkpoint"] and all(promoted["trial"] != entry["trial"] for promoted in answer["promoted"]):
         typed = command(f"promote {entry['trial']} --study {of.name}")

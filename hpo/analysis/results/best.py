@@ -22,6 +22,7 @@ from hpo.ledger import answer, queries
 from hpo.ledger.answer import OtherSeeds
 from hpo.ledger.finished import Finished
 from hpo.ledger.rows import StudyRow
+from hpo.search.confirming import DEFAULT_NAME
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
@@ -155,6 +156,7 @@ def describe_best(best: Mapping[str, Any], saved: str | None = None) -> str:
     judged = judgement(best["values"], at, best["epoch"], precise, saved=best["checkpoint_epoch"])
     return "\n".join(
         [
+            *beaten(best),
             f"{best['study']}, trial {best['number']}: {judged}",
             *(f"  {line}" for line in (*after_stop(best), *under_other_seeds(best), *expectation(best))),
             *(f"  {key} {number(value)}" for key, value in best["beside"].items()),
@@ -195,15 +197,27 @@ def under_other_seeds(best: Mapping[str, Any]) -> list[str]:
     """Returns the lines about a best trial's result under other seeds, the search's first trial and rivals."""
     if not best["seeds"]:
         return []
-    return OtherSeeds.of_json(best["seeds"]).lines(best["number"])
+    seeds = OtherSeeds.of_json(best["seeds"])
+    return seeds.lines(
+        best["number"], lambda count: f"`{answer.more_seeds(best['study'], seeds.study, seeds.trials, count)}`"
+    )
+
+
+def beaten(best: Mapping[str, Any]) -> list[str]:
+    """Returns the line that comes before a best trial to which the default configuration is to be preferred."""
+    if not best["seeds"] or not OtherSeeds.of_json(best["seeds"]).beaten:
+        return []
+    return [f"{best['study']}: {DEFAULT_NAME} is better than the best trial, by the 95 % interval under other seeds"]
 
 
 def expectation(best: Mapping[str, Any]) -> list[str]:
-    """Returns the lines about the value that is expected on new data, and a runner-up that may be as good."""
+    """Returns the lines about the value expected on new data, a runner-up that may be as good, and the default."""
     if not best["expected"]:
         return []
     on_new = OnNewData.of_json(best["expected"])
-    return list(filter(None, [on_new.described(), on_new.doubt(best["number"])]))
+    number_of_best = best["number"]
+    lines = [on_new.described(), on_new.doubt(number_of_best), on_new.beside_default(number_of_best)]
+    return list(filter(None, lines))
 
 
 def train_line(best: Mapping[str, object], saved: str | None = None) -> str:

@@ -14,7 +14,7 @@ from hpo.alerts import events
 from hpo.analysis.follow_up import derived_study
 from hpo.analysis.report import data, page
 from hpo.ledger import Ledger, answer, queries
-from hpo.search.spread import Spread, seeds_needed
+from hpo.search.spread import Rival, Spread, seeds_needed, standing
 from hpo.storage.home import Home
 from hpo.tracking.mlflow.tracker import MlflowTracker
 from hpo.tracking.pages import NOTE
@@ -134,17 +134,42 @@ def test_a_confirmation_that_is_removed_decides_nothing(home, before, steadiest)
     assert said(home) == before and not verify(home, home.storage).differences
 
 
-def test_a_rival_that_cannot_be_told_apart_says_which_seeds_may():
-    ahead = Spread.of([0.01, 0.02, 0.09])
-    assert ahead is not None
-    said = answer.Rival("trial 7", ahead).described(3)
-    assert said.startswith("3 seeds cannot tell trial 3 from trial 7: ")
-    assert said.endswith(f"; {seeds_needed(ahead)} seeds may tell")
-    alone = Spread.of([0.1])
-    assert alone is not None
-    once = answer.Rival("trial 7", alone).described(3)
-    assert re.fullmatch(r"(better|worse) than trial 7 by \S+ \(n = 1 seed\), which one seed cannot confirm", once)
-    worse = Spread.of([-0.01, -0.011, -0.012])
-    assert worse is not None
-    said = answer.Rival("the default configuration", worse).described(3)
-    assert said.startswith("worse than the default configuration by 0.011 (")
+def rival(name: str, *ahead: float) -> Rival:
+    """Another configuration by how much better trial 3 is under each seed; a lower value is better."""
+    again, differences = Spread.of([0.5 + one for one in ahead]), Spread.of(ahead)
+    assert again is not None and differences is not None
+    return Rival(name, again, differences)
+
+
+def lines(*rivals: Rival) -> list[str]:
+    again = Spread.of([0.5])
+    assert again is not None
+    return standing("trial 3", again, rivals, "`{} seeds`".format)
+
+
+def test_rivals_that_cannot_be_told_apart_say_which_seeds_may():
+    unsure = rival("trial 7", 0.01, 0.02, 0.09)
+    [first, said] = lines(unsure)
+    assert first == "best mean under other seeds: trial 3, 0.5"
+    assert said.startswith(
+        "3 seeds cannot tell trial 3 from trial 7: trial 3 is better by 0.04 (standard error 0.025, n = 3"
+    )
+    assert said.endswith(f"; `{seeds_needed(unsure.ahead)} seeds` may tell")
+    [_, once] = lines(rival("trial 7", 0.1))
+    said = "trial 3 is better than trial 7 by 0.1 (n = 1 seed), seed by seed, which one seed cannot confirm"
+    assert once == said
+
+
+def test_a_default_that_is_better_stands_first():
+    """Its difference is the same as in the other direction, and so are the seeds that would tell it."""
+    beyond = rival("the default configuration", -0.01, -0.011, -0.012)
+    [first, said, second] = lines(rival("trial 7", 0.1, 0.11), beyond)
+    assert first == "best mean under other seeds: the default configuration, 0.489 ± 0.00058; then trial 3, 0.5"
+    assert said.startswith("the default configuration is better than trial 3 by 0.011 (") and beyond.wins
+    assert second.startswith("trial 3 is better than trial 7 by 0.105 (")
+    unsure = rival("the default configuration", -0.01, -0.02, -0.09)
+    [_, said] = lines(unsure)
+    assert said.startswith(
+        "3 seeds cannot tell the default configuration from trial 3: the default configuration is better by 0.04 ("
+    )
+    assert said.endswith(f"; `{seeds_needed(rival('', 0.01, 0.02, 0.09).ahead)} seeds` may tell") and not unsure.wins

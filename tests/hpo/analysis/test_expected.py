@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from study_runs import hpo as command
@@ -59,6 +60,41 @@ def test_the_best_is_expected_to_be_worse_until_seeds_confirm_it(ran):
     flags = "--top", "2", "--seeds", "2", "--executor", "inline"
     assert command("confirm", "--study", "noisy", *flags, home=home).exit_code == 0
     assert best(home)["expected"] is None, "its mean under other seeds is what is expected"
+
+
+DEFAULT = '''
+import random
+
+import hpo
+
+@hpo.study(space={"x": hpo.Choice([0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8])}, minimize="loss", sampler="grid")
+def beside(trial):
+    """The default is x = 0.5, which is worse than the best, x = BEST, by GAP."""
+    noise = random.Random(f"{trial.params.x} {trial.seed}")
+    loss = GAP * (trial.params.x != BEST)
+    for epoch in range(1, 9):
+        trial.report(epoch, {"loss": loss + noise.gauss(0, 0.01)})
+'''
+
+
+@pytest.mark.parametrize(("gap", "winner"), [(0.5, 0.3), (0.0, 0.3), (0.5, 0.5)])
+def test_the_best_is_told_from_a_default_that_was_tried(gap, winner, tmp_path, process):
+    (tmp_path / "beside.py").write_text(DEFAULT.replace("GAP", str(gap)).replace("BEST", str(winner)))
+    grid: dict[str, Any] = FLAGS | {"sampler": "grid"}
+    hpo.run(tmp_path / "beside.py", trials=8, home=tmp_path / "home", **grid)
+    home = Home.at(tmp_path / "home")
+    trial, text = best(home), command("best", home=home).stdout
+    default, number = trial["expected"]["default"], trial["number"]
+    tried = hpo.open("beside", home=home.root).trial(default["number"])
+    assert tried["params"] == {"x": 0.5}
+    name = f"the default configuration, trial {default['number']}"
+    if trial["params"]["x"] == 0.5:
+        assert f"trial {number} is the default configuration: the search has found nothing better" in text
+    elif gap:
+        assert default["seeds"] == 0 and default["behind"] == pytest.approx(0.5, abs=0.05)
+        assert f"trial {number} is better than {name}, by more than their noise explains" in text
+    else:
+        assert default["seeds"] != 0 and f"trial {number} cannot be told from {name}, which is expected " in text
 
 
 def test_trials_that_do_not_scatter_and_few_trials_have_no_expectation(ran):

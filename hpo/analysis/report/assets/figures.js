@@ -5,7 +5,7 @@
    Plotly reads texts as a little HTML, so names and values go through `safe`. */
 const Figures = (() => {
   const MOST_LINES = 500, MOST_POINTS = 2000, MOST_AXES = 8, MOST_SLICES = 6, MOST_BANDS = 3, BINS = 3, GRID = 40, REACH = 0.1;
-  const MARGIN = { l: 84, r: 16, t: 34, b: 56 };
+  const MARGIN = { l: 84, r: 44, t: 34, b: 56 }; // the toolbar stands to the right, where no legend is
   const STATES = ["complete", "pruned", "running", "paused", "infeasible", "failed", "waiting"];
   const SYMBOLS = { complete: "circle", pruned: "x-thin-open", running: "triangle-up", paused: "square-open",
     infeasible: "diamond-open", failed: "cross-thin-open", waiting: "circle-open" };
@@ -77,7 +77,7 @@ const Figures = (() => {
   function layout(view, x, y, more = {}) {
     return { height: 420, margin: MARGIN, paper_bgcolor: view.colour.paper,
       plot_bgcolor: view.colour.paper, font: { color: view.colour.ink, size: 13, family: view.face }, hovermode: "closest",
-      legend: { orientation: "h", y: -0.2, yanchor: "top" }, xaxis: x, yaxis: y, ...more };
+      legend: { orientation: "h", y: -0.2, yanchor: "top" }, modebar: { orientation: "v" }, xaxis: x, yaxis: y, ...more };
   }
   function timeUnit(seconds) {
     return seconds > 7200 ? ["hours", 3600] : seconds > 120 ? ["minutes", 60] : ["seconds", 1];

@@ -26,6 +26,11 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason=NEEDED),
 ]
 DRAWN = "[...document.querySelectorAll('[data-figure]')].map(f => [f.dataset.figure, !!f.querySelector('.main-svg')])"
+OVERLAPS = """[...document.querySelectorAll('[data-figure]')].filter(figure => {
+  const [bar, legend] = ['.modebar', '.legend'].map(name => figure.querySelector(name)?.getBoundingClientRect());
+  const beside = bar && legend && (bar.left >= legend.right || legend.left >= bar.right);
+  return bar && legend && !beside && bar.top < legend.bottom && legend.top < bar.bottom;
+}).map(figure => figure.dataset.figure)"""
 SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
 
@@ -158,6 +163,15 @@ def test_the_first_screen_has_the_answer_beside_its_pictures(browser, report_of)
         assert of_plot(shown, "history", "layout.font.family") == shown.evaluate(
             "getComputedStyle(document.body).fontFamily"
         )
+
+
+@pytest.mark.parametrize("width", [1280, 600])
+def test_no_legend_stands_below_the_toolbar_of_its_figure(width, browser, report_of):
+    with opened(browser, report_of(10), width=width) as shown:
+        legends = shown.evaluate("document.querySelectorAll('[data-figure] .legend').length")
+        bars = shown.evaluate("document.querySelectorAll('[data-figure] .modebar-btn').length")
+        assert legends >= 4 and bars > legends
+        assert shown.evaluate(OVERLAPS) == []
 
 
 def test_the_table_of_contents_leads_to_each_part(browser, report_of):

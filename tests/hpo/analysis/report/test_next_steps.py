@@ -28,6 +28,7 @@ UNSURE: dict[str, Any] = {
     "commands": COMMANDS,
     "noise": {},
     "undecided": "",
+    "beaten": False,
 }
 
 
@@ -142,6 +143,15 @@ def test_seeds_come_before_parameters_and_the_best_of_them_is_registered(ledger)
     whole = confirmed | {"ablate": [{}]}
     assert steps(ledger, best(1) | {"promoted": [{"trial": 0, "label": "m"}]}, whole) == []
     assert steps(ledger, best(1, checkpoint=None) | {"promoted": [{"trial": 0, "label": "m"}]}, whole) == []
+
+
+def test_a_trial_that_the_default_beats_is_not_registered(ledger):
+    ended(ledger, [0.5, 0.9])
+    rows = [{"trial": 1, "again": {"mean": 0.4}, "left": False}]
+    confirmed = UNSURE | {"confirm": [{"rows": rows}], "ablate": [{}]}
+    [said] = steps(ledger, best(1), confirmed)
+    assert "promote 1" in said
+    assert steps(ledger, best(1), confirmed | {"beaten": True}) == []
 
 
 def test_a_best_that_came_after_the_others_is_confirmed_next(ledger):
