@@ -14,6 +14,7 @@ import typer
 from hpo import text
 from hpo.cli import (
     alerts,
+    backup,
     commands,
     follow_up,
     interchange,
@@ -328,6 +329,7 @@ def compare(
 
 app.add_typer(read_only.app)
 app.add_typer(tracking.app)
+app.add_typer(backup.app)
 app.add_typer(alerts.app)
 app.add_typer(results.app)
 app.add_typer(follow_up.app)

@@ -40,7 +40,7 @@ HEADINGS = {
     ),
     "Models and other tools": ("soup", "promote", "export", "import"),
     "Training": ("schedule", "lr-find", "batch-find", "plan", "diagnose"),
-    "Upkeep": ("doctor", "verify", "sync", "repair", "alert", "gc", "rm", "log"),
+    "Upkeep": ("doctor", "verify", "sync", "backup", "repair", "alert", "gc", "rm", "log"),
     "Several processes and hosts": ("worker", "node", "migrate"),
 }
 

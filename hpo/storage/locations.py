@@ -26,8 +26,12 @@ def url(study: StudyRow) -> str:
 
 def of(home: Home, study: StudyRow) -> Disk:
     """Returns the location of the files that the study's row refers to, for paths of this home."""
-    bucket = url(study)
-    return ObjectStore(_bucket(bucket, study), home.root) if bucket else DISK
+    return at(home, url(study), study.name, study.uid)
+
+
+def at(home: Home, bucket: str, name: str, uid: str) -> Disk:
+    """Returns the location of a study's files in the bucket with this URL, or in the home if it is empty."""
+    return ObjectStore(Bucket(bucket).below(_folder(name, uid)), home.root) if bucket else DISK
 
 
 def has_results(home: Home, study: StudyRow) -> bool:
@@ -39,12 +43,12 @@ def has_results(home: Home, study: StudyRow) -> bool:
     return not url(study) or (where.get("host"), where.get("home")) == (socket.gethostname(), str(home.root))
 
 
-def _bucket(at: str, study: StudyRow) -> Bucket:
-    return Bucket(at).below(_folder(study))
+def _bucket(address: str, study: StudyRow) -> Bucket:
+    return Bucket(address).below(_folder(study.name, study.uid))
 
 
-def _folder(study: StudyRow) -> str:
-    return f"{study.name}.{study.uid}"
+def _folder(name: str, uid: str) -> str:
+    return f"{name}.{uid}"
 
 
 def resolved_url(given: str | None, study: StudyRow | None, executor: str) -> str:
@@ -89,7 +93,7 @@ def clear(study: StudyRow) -> None:
     Other studies have their own folders. Raises CheckpointError.
     """
     if bucket := url(study):
-        Bucket(bucket).remove(_folder(study))
+        Bucket(bucket).remove(_folder(study.name, study.uid))
 
 
 def check(home: Home, study: StudyRow, host: str = "") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -33,27 +32,23 @@ def golden(tmp_path_factory, process) -> Golden:
     return shared_golden(tmp_path_factory, "plain")
 
 
-def back_up(run: Run, copy: Path) -> None:
-    with closing(sqlite3.connect(run.home / "ledger.db")) as ledger, closing(sqlite3.connect(copy)) as target:
-        ledger.backup(target)
-
-
-def restore(run: Run, copy: Path) -> None:
+def restore(run: Run, backup: Path) -> None:
     for name in ("ledger.db-wal", "ledger.db-shm"):
         (run.home / name).unlink(missing_ok=True)
-    shutil.copy(copy, run.home / "ledger.db")
+    shutil.copy(backup / "ledger.db", run.home / "ledger.db")
 
 
 @pytest.fixture
 def restored(tmp_path, golden) -> Run:
     """A study that has ended, and has the ledger of its first third: retention has dropped checkpoints since."""
-    run, copy = Run(tmp_path / "home"), tmp_path / "backup.db"
+    run, backup = Run(tmp_path / "home"), tmp_path / "backup"
     driver = run.run()
     first_claim(run, driver)
     wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
-    back_up(run, copy)
+    assert driver.poll() is None, "the backup is made while workers write"
+    run.says("backup", "--to", str(backup))
     run.finished(driver)
-    restore(run, copy)
+    restore(run, backup)
     return run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, func, select, update
+from sqlalchemy import ColumnElement, bindparam, case, func, select, update
 
 from hpo.ledger.database import statements as sql
 from hpo.ledger.database.tables import checkpoints, events, trials
@@ -116,7 +116,7 @@ def rank_again(connection: Connection, trial_id: int, best: str | None) -> None:
     """
     kept_rows = update(checkpoints).where(checkpoints.c.trial_id == trial_id, checkpoints.c.state == "kept")
     revision = select(trials.c.revision).where(trials.c.id == trial_id).scalar_subquery()
-    connection.execute(kept_rows.values(best=checkpoints.c.path == best, revision=revision))
+    connection.execute(kept_rows.values(best=case((checkpoints.c.path == best, 1), else_=0), revision=revision))
 
 
 # Artifacts

@@ -79,6 +79,7 @@ SURFACE = {
     "batch-find": "--study -o --config --steps --json --home --storage",
     "worker": "--storage --home --study --stay --outage-wait --probes --metrics --log-format",
     "node": "rendezvous --storage",
+    "backup": "--to --check --study --json --home --storage",
     "repair": "--study --dry-run --json --home --storage --tracking-uri",
     "migrate": "--storage --wait --check",
 }
