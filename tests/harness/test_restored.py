@@ -8,8 +8,10 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 from kill import Golden, Run, end_all, first_claim, shared_golden, wait_for_progress
+from processes import processes_of
 from sqlalchemy import update
 
 from hpo.ledger import Ledger, queries
@@ -47,7 +49,9 @@ def restored(tmp_path, golden) -> Run:
     wait_for_progress(run, driver, "driver", golden.values // 3, random.Random(0))
     assert driver.poll() is None, "the backup is made while workers write"
     run.says("backup", "--to", str(backup))
+    processes = processes_of(driver.pid)
     run.finished(driver)
+    psutil.wait_procs(processes, timeout=60)  # a repair leaves the trials of a living worker alone
     restore(run, backup)
     return run
 
