@@ -394,9 +394,11 @@ def test_a_home_that_cannot_be_written(tmp_path, where):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", [["run", *FLAGS], ["status"], ["verify"]], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [["run", *FLAGS], ["status"], ["verify"], ["doctor"]], ids=lambda command: command[0]
+)
 def test_a_home_whose_name_is_too_long(tmp_path, command):
-    sentence = refused(hpo(*command, home=Home.at(tmp_path / ("h" * 300))))
+    sentence = refused(hpo(*command, home=Home(tmp_path / ("h" * 300))))
     assert "(File name too long): choose another with --home" in sentence
 
 
