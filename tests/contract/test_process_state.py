@@ -80,7 +80,7 @@ def _cases() -> list[Any]:
 def test_a_trial_sees_nothing_of_what_another_one_has_changed(seen, kind, name):
     library = next((library for begin, library in LIBRARIES.items() if name.startswith(begin)), "torch")
     if find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
+        pytest.skip(f"runs where {library} is installed")
     number = NAMES.index(name)
     quiet, loud = seen(kind)
     assert loud[f"seen-{number}"] == quiet[f"seen-{number}"]

@@ -22,7 +22,7 @@ from hpo.cli.main import app
 from hpo.ledger import Ledger
 from trainer.files import outage
 
-pytestmark = pytest.mark.skipif(programs() is None, reason="runs where a PostgreSQL with TLS is installed")
+pytestmark = pytest.mark.skipif(programs() is None, reason="runs after `apt-get install postgresql`")
 
 STUDY = str(HARNESS / "function_study.py")
 

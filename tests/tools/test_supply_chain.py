@@ -29,7 +29,7 @@ def make(target: str, directory: Path, *variables: str) -> subprocess.CompletedP
 @pytest.fixture
 def key(tmp_path) -> Path:
     if shutil.which("ssh-keygen") is None:
-        pytest.skip("ssh-keygen is not installed")
+        pytest.skip("runs after `apt-get install openssh-client`")
     path = tmp_path / "release"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", WHO, "-f", path], check=True)
     (tmp_path / "signers").write_text(f"{WHO} {path.with_suffix('.pub').read_text()}")
@@ -73,7 +73,7 @@ def test_without_a_key_or_a_wheel_nothing_is_signed(tmp_path):
 
 
 def test_the_sbom_has_the_versions_and_hashes_of_the_lock(tmp_path):
-    pytest.importorskip("cyclonedx_py")
+    pytest.importorskip("cyclonedx_py", reason="runs where make test has installed cyclonedx-bom")
     done = make("sbom", tmp_path, f"SHIPPED={' '.join(NAMES)}")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "sbom.json").read_text())
@@ -90,7 +90,7 @@ def test_the_sbom_has_the_versions_and_hashes_of_the_lock(tmp_path):
 
 
 def test_the_licences_of_what_hpo_needs_are_known(tmp_path):
-    pytest.importorskip("piplicenses")
+    pytest.importorskip("piplicenses", reason="runs where make test has installed pip-licenses")
     done = make("licences", tmp_path)
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "licences.csv", newline="") as file:

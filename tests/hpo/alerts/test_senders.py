@@ -100,7 +100,7 @@ def test_a_server_that_is_not_there_hangs_or_talks_nonsense(secret, monkeypatch,
 
 @pytest.fixture
 def apprise() -> Any:
-    return pytest.importorskip("apprise", reason="the extra apprise is not installed")
+    return pytest.importorskip("apprise", reason="runs with pip install -e '.[apprise]'")
 
 
 SLACK = "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"

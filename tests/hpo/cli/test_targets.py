@@ -139,7 +139,7 @@ def test_what_is_free_is_taken(here):
     check_free(os.devnull, force=False)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as another user than root, who may write anywhere")
 def test_a_directory_that_takes_no_files_is_refused(here):
     Path("closed").mkdir(mode=0o500)
     with pytest.raises(UserError, match=r"cannot be written \(Permission denied\)"):

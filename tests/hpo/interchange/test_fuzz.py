@@ -164,9 +164,11 @@ def test_files_of_parquet_that_are_damaged(fuzzed, tmp_path, times):
     rng = random.Random(1)
     pq.write_table(pa.table({"params.lr": [0.1, 0.2], "values.loss": [1.0, 2.0]}), tmp_path / "whole.parquet")
     whole = (tmp_path / "whole.parquet").read_bytes()
+    imported = list[bool]()
     for _ in range(30 * times):
         (tmp_path / "t.parquet").write_bytes(damaged(rng, whole))
-        taken(fuzzed, "csv", tmp_path / "t.parquet", metrics=["loss"])
+        imported.append(taken(fuzzed, "csv", tmp_path / "t.parquet", metrics=["loss"]))
+    assert not all(imported), "some damages are refused, each in a sentence"
 
 
 def _files(root: Path, names: str) -> list[Path]:
@@ -319,9 +321,11 @@ def test_journals_of_optuna_that_are_damaged(fuzzed, tmp_path, times):
             lambda trial: trial.suggest_float("x", 0, 1) + trial.suggest_categorical("c", [1, 2]), n_trials=2
         )
     whole, rng = (tmp_path / "whole.log").read_bytes(), random.Random(2)
+    imported = list[bool]()
     for _ in range(30 * times):
         (tmp_path / "damaged.log").write_bytes(damaged(rng, whole))
-        taken(fuzzed, "optuna", tmp_path / "damaged.log")
+        imported.append(taken(fuzzed, "optuna", tmp_path / "damaged.log"))
+    assert not all(imported), "some damages are refused, each in a sentence"
     for _ in range(30 * times):
         lines = [json.loads(line) for line in whole.splitlines()]
         line = rng.choice(lines)

@@ -116,7 +116,7 @@ def test_a_worker_that_hangs_ends_the_wait_with_its_place(lost):
     assert len(before) == 3 * number and "\n" not in sentence
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="threads have names in /proc there")
+@pytest.mark.skipif(sys.platform != "linux", reason="runs on Linux, where /proc has the names of threads")
 def test_a_worker_that_waits_for_what_a_fork_leaves_behind_says_so(lost):
     """As a data set does that uses polars before its workers are forked."""
     asked, answered, ended = threading.Event(), threading.Event(), threading.Event()
