@@ -67,6 +67,10 @@ class SpaceError(UserError):
     """Raised when a search space or an override does not fit the configuration."""
 
 
+class Mistakes(SpaceError):
+    """Raised when a declaration has several mistakes; its text has one line for each, unlike all other errors."""
+
+
 class Unreported(UserError):
     """Raised when the task reports, but not the metric of an objective."""
 

@@ -13,7 +13,7 @@ import typer
 
 from hpo import text as phrases
 from hpo.cli import overview, secret_files
-from hpo.errors import NO_TORCH, HpoError, UserError, needs_torch
+from hpo.errors import NO_TORCH, HpoError, Mistakes, UserError, needs_torch
 from hpo.terminal import number_of, print
 from trainer import redaction
 from trainer.quote import in_one_line, quoted, shorten_quoted, shortened
@@ -50,7 +50,8 @@ class Commands(overview.Overview):
             secret_files.read_into(os.environ)
             return super().invoke(ctx)
         except (HpoError, TrainerError) as error:
-            print(f"error: {shorten_quoted(str(error))}", file=sys.stderr)
+            sentence = str(error) if isinstance(error, Mistakes) else in_one_line(str(error))
+            print(f"error: {shorten_quoted(sentence)}", file=sys.stderr)
             code = 2 if isinstance(error, ConfigError | DataError) else getattr(error, "exit_code", 1)
         except ModuleNotFoundError as error:
             if not needs_torch(error):

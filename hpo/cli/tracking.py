@@ -17,6 +17,7 @@ from hpo.cli.json_output import notes, print_json
 from hpo.cli.options import AllStudiesOption, HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.errors import Busy, HpoError, StudyError, UserError
 from hpo.terminal import print
+from trainer.quote import in_one_line
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -190,7 +191,7 @@ def _report_unsent(results: Sequence[_Sent]) -> None:
     """Ends the command with an error or exit code 1 if a tracker lacks something."""
     failed = [error for result in results for error in result.failed]
     for error in failed[:-1]:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_one_line(str(error))}", file=sys.stderr)
     if failed:
         raise failed[-1]
     if any(facts["behind"] for result in results for facts in result.facts):

@@ -46,6 +46,7 @@ from hpo.workers.system_metrics import SystemMetrics
 from trainer.errors import CheckpointError, Fenced, TrainerError
 from trainer.files import outage
 from trainer.metrics.progress import Display
+from trainer.quote import in_one_line
 from trainer.redaction import redacted
 from trainer.report import Outcome
 from trainer.runtime.failpoint import failpoint
@@ -236,7 +237,7 @@ def main() -> int:
         with home.keeping():
             return serve(worker, lambda: [options.study_id])
     except (HpoError, TrainerError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_one_line(str(error))}", file=sys.stderr)
         return outage.EXIT_CODE if getattr(error, "exit_code", 1) == outage.EXIT_CODE else FAULT
     except BaseException:  # also from a study's code, which may raise anything
         print(redacted(traceback.format_exc()), file=sys.stderr)

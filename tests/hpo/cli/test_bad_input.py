@@ -402,6 +402,11 @@ def test_a_home_whose_name_is_too_long(tmp_path, command):
     assert "(File name too long): choose another with --home" in sentence
 
 
+def test_a_line_end_in_a_name_leaves_the_error_in_one_line(tmp_path):
+    result = CliRunner().invoke(app, ["best", "--home", str(tmp_path / "a\nb")])
+    assert str(tmp_path / r"a\nb") in refused(result)
+
+
 @pytest.fixture
 def crafted(home) -> Home:
     home.create()
