@@ -100,7 +100,8 @@ def run(
     max_bytes  the size that the study's checkpoints may have: bytes, or text such as "20GB"
     sampler, strategy   a name, or as in a declaration {"name": ..., option: value}
     finish     "none" trains no stopped trial to its end after the search; by default "auto"
-    confirm    "5x3" trains the five best trials and the default again under three other seeds; by default "none"
+    confirm    "5x3" trains the five best trials and the default again under three other seeds, "5x3folds" also on three
+               other folds; by default "none"
     trackers, alerts   as for `--tracker` and `--alert`
     tags       name -> value; added to the study's tags
     overrides, progress   path -> value, as in `-o path=value`; whether to show the progress

@@ -52,6 +52,9 @@ def confirm(
     study: StudyOption = None,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Train this many of the best trials.")] = 5,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Train each trial under this many seeds.")] = 3,
+    folds: Annotated[
+        bool, typer.Option("--folds", help="Train under each seed on another of the study's declared folds.")
+    ] = False,
     hold_out: Annotated[
         str | None,
         typer.Option(
@@ -78,6 +81,7 @@ def confirm(
     """
     from hpo.analysis.follow_up import confirm as confirming
     from hpo.analysis.follow_up.derived_study import repeats
+    from hpo.ledger.finished import confirmed_in
     from hpo.search.confirming import Confirm
     from hpo.tracking import mirror_process
 
@@ -85,9 +89,9 @@ def confirm(
     ledger, source, driven = _derived(home, storage, study, executor, workers, tracking_uri)
     driven = replace(driven, overrides={**source.study.hold_out, **overrides}, one_by_one=options.one_by_one(override))
     metrics = confirming.held_out(source, hold_out)
-    confirmation = name or f"{source.name}-confirm"
+    confirmation = name or confirmed_in(source.name, by_fold=folds)
     confirming.check_measured(ledger, source, confirmation, hold_out, driven.overrides)
-    _race(ledger, source, confirmation, Confirm(top, seeds), driven, quiet=as_json)
+    _race(ledger, source, confirmation, Confirm(top, seeds, folds), driven, quiet=as_json)
     with notes(as_json):  # the answer of the study is another one now, and its description in MLflow
         if problem := mirror_process.send(ledger, driven.home, source.name, tracking_uri):
             print(problem)

@@ -198,7 +198,8 @@ ConfirmOption = Annotated[
     typer.Option(
         "--confirm",
         metavar="5x3",
-        help="After the search, train the 5 best trials and the default again under 3 other seeds; or none.",
+        help="After the search, train the 5 best trials and the default again under 3 other seeds; 5x3folds also on 3 "
+        "other folds; or none.",
     ),
 ]
 EnqueueOption = Annotated[

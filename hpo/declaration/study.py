@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,10 @@ class Study:
     finish       auto: once the search is complete, stopped trials that rank above the best are trained to their end;
                  none
     confirm      such as "5x3": the five best trials and the default configuration then train again under three other
-                 seeds, and their means decide which is the best; none
+                 seeds, and their means decide which is the best; "5x3folds" trains them under each seed on another
+                 of `folds`; none
+    folds        [{path: value}]: settings that divide the data otherwise, with validation data by which no trial is
+                 selected
     read_when    {field: condition}, such as {"data.limit": "data.path != ''"}: the field, or by `data.graph.*` all
                  below it, is read only under the condition; setting or searching it otherwise is an error
     enqueue      configurations to be tried first, path -> value; the missing values are drawn at random
@@ -96,6 +100,7 @@ class Study:
     strategy: Mapping[str, Any]
     finish: Finish
     confirm: str
+    folds: tuple[Mapping[str, object], ...]
     enqueue: tuple[Mapping[str, Any], ...]
     hold_out: Mapping[str, Any]
     check: str | None
@@ -123,6 +128,7 @@ class Study:
         strategy: str | Mapping[str, Any] | None = None,
         finish: str = "auto",
         confirm: str = "none",
+        folds: Sequence[Mapping[str, object]] = (),
         enqueue: Sequence[Mapping[str, Any]] = (),
         hold_out: Mapping[str, Any] | None = None,
         check: str | None = None,
@@ -138,8 +144,9 @@ class Study:
         if not isinstance(task, type | str):
             raise StudyError(f"{where}: task={task!r} must be a class, or its name as 'package.module:name'.")
         lists = {"rules": rules, "objectives": objectives, "constraints": constraints}
-        _check_lists(where, lists | {"metrics": metrics, "data_paths": data_paths, "enqueue": enqueue})
-        _check_choices(where, enqueue, finish, confirm)
+        lists |= {"metrics": metrics, "data_paths": data_paths, "enqueue": enqueue, "folds": folds}
+        _check_lists(where, lists)
+        _check_choices(where, finish, confirm, enqueue=enqueue, folds=folds)
         check_judged(where, objectives, constraints)
         check_read_when(where, read_when or {}, type(config))
         if from_json(type(config), as_json(config)) != config:
@@ -160,6 +167,7 @@ class Study:
             strategy={} if strategy in (None, {}) else make_strategy(plain(strategy)).model_dump(exclude_unset=True),
             finish=finish,
             confirm=confirm,
+            folds=tuple(flatten(plain(dict(fold))) for fold in folds),
             enqueue=tuple(plain(dict(entry)) for entry in enqueue),
             hold_out=flatten(plain(hold_out or {})),
             check=check,
@@ -173,6 +181,7 @@ class Study:
             *data_paths,
             *self.plan,
             *self.hold_out,
+            *chain.from_iterable(self.folds),
             *(path for preset in self.presets.values() for path in flatten(preset)),
         ]:
             check_path(type(config), path)
@@ -372,10 +381,11 @@ def _check_lists(where: str, lists: Mapping[str, object]) -> None:
             raise StudyError(f"{where}: {field}={value!r} must be a list.")
 
 
-def _check_choices(where: str, enqueue: Sequence[object], finish: str, confirm: str) -> None:
-    for entry in enqueue:
-        if not isinstance(entry, Mapping):
-            raise StudyError(f"{where}: {entry!r} in enqueue must be a mapping of paths to values.")
+def _check_choices(where: str, finish: str, confirm: str, **lists: Sequence[object]) -> None:
+    for field, entries in lists.items():
+        for entry in entries:
+            if not isinstance(entry, Mapping):
+                raise StudyError(f"{where}: {entry!r} in {field} must be a mapping of paths to values.")
     if finish not in FINISHES:
         raise StudyError(f"{where}: finish={finish!r} is not known: give {' or '.join(map(repr, FINISHES))}.")
     if not confirming.is_form(confirm):

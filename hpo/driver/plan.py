@@ -19,7 +19,7 @@ from hpo.driver.request import LEASE_SECONDS, DriverOptions, RunRequest
 from hpo.driver.resolve import Declared, configured, lessons, resolve
 from hpo.driver.stored import Stored
 from hpo.errors import UserError
-from hpo.search.confirming import NONE, SEED, parse
+from hpo.search.confirming import NONE, SEED, folds_lacking, parse
 from hpo.space.config import as_json, flatten
 from hpo.text import command, counted
 from hpo.tracking.trackers import resolved as resolved_tracker
@@ -123,6 +123,8 @@ def _check_confirm(request: RunRequest, stored: Stored, resolved: ResolvedStudy,
             f"{shown}: study {spec.name!r} has no field {SEED}, by which a training could be repeated otherwise: give "
             f"the configuration that field, or {option('confirm', NONE)}."
         )
+    if lacking := folds_lacking(spec.name, declared, len(resolved.study.folds)):
+        raise UserError(f"{shown}: {lacking}.")
     if text is None:
         return
     if resolved.population or not decider.finishes:
@@ -131,7 +133,7 @@ def _check_confirm(request: RunRequest, stored: Stored, resolved: ResolvedStudy,
         raise UserError(f"{shown}: no phase follows a search by {who}: omit it, and run {later} afterwards.")
     budget = Budget(request.budget.trials).over(Budget.of(stored.row) if stored.row is not None else Budget())
     if budget.trials is not None and budget.trials < declared.trials:
-        fewer = option("confirm", f"{budget.trials}x{declared.seeds}")
+        fewer = option("confirm", str(replace(declared, trials=budget.trials)))
         raise UserError(
             f"{shown}: study {spec.name!r} has {counted(budget.trials, 'trial')}, and {declared.trials} are to be "
             f"confirmed: give {option('trials', declared.trials)} or more, or {fewer}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -19,13 +19,13 @@ from sqlalchemy.engine import Connection
 
 from hpo.door import flag
 from hpo.ledger.database.tables import asks, studies, trials
-from hpo.ledger.finished import Finished, confirmed_in, finished
+from hpo.ledger.finished import Finished, finished, phases_of
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import StudyRow
 from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED
 from hpo.search.ranking import best_of
 from hpo.search.spread import Rival, Spread, standing
-from hpo.text import command
+from hpo.text import command, counted
 
 _LABEL = "trial "
 _DEFAULT = -1  # in place of the number of a trial
@@ -47,6 +47,7 @@ class OtherSeeds:
     unconfirmed  those of `selected` that were not trained under as many other seeds: never, or they left the race
     rivals       the runner-up and the default configuration, with one objective
     trials       the number of trials that were trained again
+    by_fold      whether each seed trained on another fold of the data
     """
 
     study: str
@@ -57,6 +58,7 @@ class OtherSeeds:
     unconfirmed: list[int] = field(default_factory=list[int])
     rivals: list[Rival] = field(default_factory=list[Rival])
     trials: int = 0
+    by_fold: bool = False
 
     @classmethod
     def of_json(cls, facts: Mapping[str, Any]) -> OtherSeeds:
@@ -83,7 +85,9 @@ class OtherSeeds:
     def described(self) -> str:
         """Returns `val/loss 0.23 ± 0.01 under 3 other seeds (study mlp-confirm)`."""
         texts = [f"{metric} {mean:.6g}{_plus_minus(self.errors[metric])}" for metric, mean in self.means.items()]
-        return f"{', '.join(texts)} under {self.runs} other seed{'s' if self.runs > 1 else ''} (study {self.study})"
+        fold = f"{', each' if self.runs > 1 else ''} on another fold" if self.by_fold else ""
+        seeds = f"{counted(self.runs, 'other seed')}{fold}"
+        return f"{', '.join(texts)} under {seeds} (study {self.study})"
 
     def instead_of(self, number: int) -> str:
         """Returns the clause about the trial that the search itself ranks first, if it is the only one and not
@@ -118,7 +122,7 @@ def _plus_minus(error: float | None) -> str:
 def more_seeds(study: str, name: str, top: int, seeds: int) -> str:
     """Returns the command that trains the `top` best trials of a study, and its default, under so many seeds in study
     `name`."""
-    named = "" if name == confirmed_in(study) else f" {flag('name')} {name}"
+    named = "" if name in phases_of(study) else f" {flag('name')} {name}"
     return command(f"confirm --study {study}{named} --top {top} --seeds {seeds}")
 
 
@@ -130,6 +134,11 @@ def label(number: int | str) -> str:
 def confirms(listed: Sequence[Mapping[str, object]]) -> bool:
     """Returns whether these are the runs of a study that confirms another."""
     return all(entry["label"] == DEFAULT or _OF_A_TRIAL.fullmatch(str(entry["label"])) for entry in listed)
+
+
+def has_folds(listed: Sequence[Mapping[str, object]]) -> bool:
+    """Returns whether the runs of a study that confirms another each train on another fold of the data."""
+    return any("fold" in entry for entry in listed)
 
 
 def bests(connection: Connection, study: StudyRow) -> list[Best]:
@@ -198,7 +207,8 @@ def _under_other_seeds(
             trials_of = {number: list(runs[number].values()) for number in runs if number in scored}
             summaries = _with_rivals(study, _summarized(study, row["name"], trials_of), runs)
             top = len({entry["label"] for entry in listed if entry["label"] != DEFAULT})
-            return {number: replace(seeds, trials=top) for number, seeds in summaries.items()}
+            by_fold = has_folds(listed)
+            return {number: replace(seeds, trials=top, by_fold=by_fold) for number, seeds in summaries.items()}
     return {}
 
 
@@ -242,13 +252,14 @@ def _runs(
     values = dict(map(tuple, connection.execute(select(trials.c.number, trials.c["values"]).where(complete))))
     runs: dict[int, dict[int, list[float]]] = {}
     for run, (number, entry) in enumerate(zip(numbered, listed, strict=True)):
-        if _seedless(params_of.get(number)) == _seedless(entry["params"]) and run in values:
+        if _seedless(params_of.get(number)) == _seedless(entry["params"], entry.get("fold", ())) and run in values:
             runs.setdefault(number, {})[entry["params"][SEED]] = values[run]
     return runs
 
 
-def _seedless(params: Mapping[str, object] | None) -> dict[str, Any] | None:
-    return None if params is None else {path: value for path, value in params.items() if path != SEED}
+def _seedless(params: Mapping[str, object] | None, fold: Collection[str] = ()) -> dict[str, Any] | None:
+    """Returns the parameters without the seed and the settings of a fold."""
+    return None if params is None else {path: value for path, value in params.items() if path not in (SEED, *fold)}
 
 
 def _summarized(study: StudyRow, name: str, runs: Mapping[int, list[list[float]]]) -> dict[int, OtherSeeds]:

@@ -83,9 +83,17 @@ def phase_of(study: str) -> str:
     return f"{study}-finish"
 
 
-def confirmed_in(study: str) -> str:
-    """Returns the name of the study in which the best trials of another one train again under other seeds."""
-    return f"{study}-confirm"
+def confirmed_in(study: str, *, by_fold: bool = False) -> str:
+    """Returns the name of the study in which the best trials of another one train again under other seeds.
+
+    by_fold  whether they train under each seed on another fold of the data
+    """
+    return f"{study}-confirm{'-folds' if by_fold else ''}"
+
+
+def phases_of(study: str) -> tuple[str, ...]:
+    """Returns the names of the studies in which the phases after a search train."""
+    return phase_of(study), confirmed_in(study), confirmed_in(study, by_fold=True)
 
 
 def resumed_by(connection: Connection, name: str, listed_of: str | None) -> str:
@@ -93,7 +101,7 @@ def resumed_by(connection: Connection, name: str, listed_of: str | None) -> str:
 
     listed_of  the study that `name` is derived from, if it is derived
     """
-    if not listed_of or name not in (phase_of(listed_of), confirmed_in(listed_of)):
+    if not listed_of or name not in phases_of(listed_of):
         return name
     if name == phase_of(listed_of):
         return listed_of

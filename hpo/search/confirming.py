@@ -1,7 +1,9 @@
 """Races the best trials and the default configuration under other seeds: the phase that confirms a search.
 
 The best of many trials is partly the luckiest. The candidates train again in rounds, one seed a round, and one that is
-unlikely to end ahead leaves after a round. This is the t-race that `strategies.paired` runs over folds, over seeds.
+unlikely to end ahead leaves after a round. Each round may also have a fold of the data of its own, since other seeds
+do not show what was chosen by luck with the validation data. `strategies.paired` runs the same t-race over the folds
+of a trial.
 """
 
 from __future__ import annotations
@@ -9,23 +11,28 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from hpo.errors import UserError
 from hpo.search.pareto import Losses, front
 from hpo.search.strategies.paired import chance_of_less
+from hpo.text import counted
 
 NONE = "none"
 SEED = "train.seed"  # the field by which a training is repeated otherwise
 DEFAULT = "default"  # the label of the default configuration
 DEFAULT_NAME = "the default configuration"
-FORM = "give TRIALSxSEEDS, such as 5x3 for the five best trials under three other seeds, each from 1 to 1000, or none"
+FOLDS = "folds"
+FORM = (
+    "give TRIALSxSEEDS, such as 5x3 for the five best trials under three other seeds, each from 1 to 1000, 5x3folds to "
+    "train under each seed on another fold of the data, or none"
+)
 MOST = 1000
 THRESHOLD = 0.02  # a candidate leaves if the probability that it ends ahead is below this
 FEWEST = 2  # rounds before a candidate may leave
 SHARE = 3  # the phase trains at most one epoch of so many
-_FORM = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
+_FORM = re.compile(rf"([1-9]\d{{0,3}})x([1-9]\d{{0,3}})({FOLDS})?")
 
 Row = Sequence[float | None] | None  # the values of one training by objective; None where it came to none
 Fits = Mapping[str, Mapping[int, Row]]  # label of a candidate -> seed -> values
@@ -33,13 +40,17 @@ Fits = Mapping[str, Mapping[int, Row]]  # label of a candidate -> seed -> values
 
 @dataclass(frozen=True)
 class Confirm:
-    """The request to train the `trials` best trials and the default configuration under `seeds` other seeds."""
+    """The request to train the `trials` best trials and the default configuration under `seeds` other seeds.
+
+    by_fold  whether they train under each seed on another of the folds that the study declares
+    """
 
     trials: int
     seeds: int
+    by_fold: bool = False
 
     def __str__(self) -> str:
-        return f"{self.trials}x{self.seeds}"
+        return f"{self.trials}x{self.seeds}{FOLDS if self.by_fold else ''}"
 
     def within(self, fits: int) -> Confirm | None:
         """Returns the largest request of at most so many trainings; None where there is room for no comparison.
@@ -49,7 +60,7 @@ class Confirm:
         for least in (min(2, self.trials), 1):
             for seeds in range(self.seeds, 0, -1):
                 if (trials := min(self.trials, fits // seeds - 1)) >= least:
-                    return Confirm(trials, seeds)
+                    return replace(self, trials=trials, seeds=seeds)
         return None
 
     @property
@@ -62,18 +73,29 @@ class Confirm:
         return int(min(epochs // SHARE, self.fits * longest))
 
 
+def folds_lacking(study: str, wanted: Confirm, folds: int) -> str:
+    """Returns a sentence where a study that declares so many folds has too few of them; else an empty text."""
+    if not wanted.by_fold or wanted.seeds <= folds:
+        return ""
+    if not folds:
+        return f"study {study!r} declares no folds (`folds=` of hpo.Study): train under other seeds alone"
+    return f"study {study!r} declares {counted(folds, 'fold')}: ask for no more seeds than that"
+
+
 def parse(text: str) -> Confirm | None:
     """Returns the request in a text such as `5x3`; None for `none`. Raises UserError for another text."""
     if not is_form(text):
         raise UserError(field="confirm", value=text, fix=FORM)
-    return None if text == NONE else Confirm(*map(int, text.split("x")))
+    match = _FORM.fullmatch(text)
+    return Confirm(int(match[1]), int(match[2]), match[3] is not None) if match else None
 
 
 def is_form(text: object) -> bool:
     """Returns whether `parse` takes this value."""
     if not isinstance(text, str):
         return False
-    return text == NONE or (_FORM.fullmatch(text) is not None and max(map(int, text.split("x"))) <= MOST)
+    match = _FORM.fullmatch(text)
+    return text == NONE or (match is not None and max(int(match[1]), int(match[2])) <= MOST)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from hpo.clock import SystemClock
 from hpo.errors import Busy, HpoError
 from hpo.ledger import Ledger, leases, queries
 from hpo.ledger.database.store import PATIENCE
-from hpo.ledger.finished import confirmed_in, phase_of
+from hpo.ledger.finished import phases_of
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
 from hpo.supervised import Leave, SupervisedProcess
@@ -100,7 +100,7 @@ def _run(options: argparse.Namespace, leave: Leave) -> int:
         lease = leave.until(lambda: leases.acquire(ledger, name, study, process, clock, LEASE_TIMEOUT), Busy)
         drained = Mirror(ledger, tracker, options.study, home, lease, clock).follow(leave, GRACE, leave.wait)
         lease.release()
-        for phase in (phase_of(study), confirmed_in(study)):
+        for phase in phases_of(study):
             drained = _with_phase(ledger, tracker, phase, home, drained)
     if text := lag(drained, tracker_name(uri)):
         print(text, flush=True)

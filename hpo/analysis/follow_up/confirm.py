@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from hpo.analysis.follow_up.derived_study import SeedRun, SourceStudy, not_repeated
@@ -101,6 +102,7 @@ class Confirmation:
     ahead  by how much the first one is better than the second, over the seeds
     default  the default configuration under other seeds; None where it was not trained, or is one of the trials
     gain   by how much the first one is better than the default, over the seeds
+    by_fold  whether each seed trained on another fold of the data
     """
 
     study: str
@@ -113,6 +115,7 @@ class Confirmation:
     ahead: Spread | None
     default: Spread | None = None
     gain: Spread | None = None
+    by_fold: bool = False
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]}
@@ -138,7 +141,9 @@ def confirmations(
         ahead = _ahead(objective, index, *(runs[row.trial] for row in rows[:2])) if len(rows) > 1 else None
         base = Spread.of([run.values[index] for run in default])
         gain = _ahead(objective, index, runs[rows[0].trial], default) if rows and default else None
-        confirmed.append(Confirmation(of.name, name, objective.metric, hold_out, rows, front, gap, ahead, base, gain))
+        by_fold = any(run.by_fold for run in chain.from_iterable(runs.values()))
+        shown = of.name, name, objective.metric, hold_out, rows, front
+        confirmed.append(Confirmation(*shown, gap, ahead, base, gain, by_fold))
     return confirmed
 
 
@@ -204,6 +209,7 @@ def notes(found: Confirmation, named: bool) -> list[str]:
     first, known = found.rows[0], any(row.held_out for row in found.rows)
     runs = max((row.again.count for row in found.rows if row.again), default=0)
     mean = f"mean ± standard error over {runs} seeds" if runs > 1 else "of one seed, which says nothing of its spread"
+    mean += ", each on another fold of the data" if found.by_fold and runs > 1 else ""
     lines = [f"{mean}; selected: the value in study {found.study}"]
     if _seedless(found):
         lines.append("no value differs between the seeds: the training does not use its seed, so luck is not measured")

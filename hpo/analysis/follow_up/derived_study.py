@@ -184,10 +184,13 @@ class SeedRun:
     """One trial of a derived study: for each objective its value, and the held-out metric's value at the same step.
 
     A value that is missing is None.
+
+    by_fold  whether it trained on a fold of the data of its own
     """
 
     values: Sequence[float | None]
     held_out: Sequence[float | None]
+    by_fold: bool = False
 
 
 def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> dict[str, list[SeedRun]]:
@@ -204,6 +207,7 @@ def repeats(ledger: Ledger, name: str, hold_outs: Sequence[str | None] = ()) -> 
         for trial in trials:
             judged_at, values = judged.get(trial.id), trial.values if trial.state == "complete" else None
             values_held_out = [judged_at.metrics.get(key or "") if judged_at else None for key in hold_outs]
-            run = SeedRun(values or [None] * len(row.spec.objectives), values_held_out)
-            grouped[listed[trial.number]["label"]].append(run)
+            entry = listed[trial.number]
+            run = SeedRun(values or [None] * len(row.spec.objectives), values_held_out, "fold" in entry)
+            grouped[entry["label"]].append(run)
     return grouped

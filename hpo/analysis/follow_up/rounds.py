@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.follow_up import finish
@@ -21,9 +22,20 @@ from hpo.door import option
 from hpo.driver.end_reason import time_used_up
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.answer import confirms, label
+from hpo.ledger.answer import confirms, has_folds, label
 from hpo.ledger.finished import confirmed_in
-from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED, SHARE, Confirm, Fits, Row, parse, race
+from hpo.search.confirming import (
+    DEFAULT,
+    DEFAULT_NAME,
+    SEED,
+    SHARE,
+    Confirm,
+    Fits,
+    Row,
+    folds_lacking,
+    parse,
+    race,
+)
 from hpo.space.trial_config import TrialShape
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import command, counted
@@ -32,7 +44,8 @@ if TYPE_CHECKING:
     from hpo.driver.request import RunRequest
     from hpo.ledger.rows import Connection
 
-    Entry = Mapping[str, Any]  # {"label", "params"}
+    Entry = Mapping[str, Any]  # {"label", "params"}; "fold" where the seed has one, with its settings
+    Repeats = Mapping[int, Mapping[str, object]]  # seed -> the settings of its fold; none where it has no fold
 
 
 @dataclass(frozen=True)
@@ -78,19 +91,24 @@ class Confirmed:
         return list(dict.fromkeys(entry["params"][SEED] for entry in self.listed))
 
     @property
+    def by_fold(self) -> bool:
+        """Returns whether each seed has a fold of its own."""
+        return has_folds(self.listed)
+
+    @property
     def rounds(self) -> int:
         """Returns the largest number of seeds that a candidate has trained under."""
         return max(Counter(entry["label"] for entry in self.listed).values(), default=0)
 
-    def fits(self, candidates: Mapping[str, Mapping[str, object]], seeds: Sequence[int]) -> Fits:
+    def fits(self, candidates: Mapping[str, Mapping[str, object]], repeats: Repeats) -> Fits:
         """Returns the values of the candidates' trainings that have ended."""
         places = {place: self.listed[place] for place in self.ended}
         return {
             name: {
                 seed: self.ended[place]
-                for seed in seeds
+                for seed in repeats
                 for place, listed in places.items()
-                if listed == _entry(name, params, seed)
+                if listed == _entry(name, params, seed, repeats[seed])
             }
             for name, params in candidates.items()
         }
@@ -102,18 +120,29 @@ def planned(
     """Returns the next round of the race of `wanted` in study `name`. Raises HpoError where that study is another one.
 
     A study that has trained candidates under more seeds keeps to these, so that every candidate is compared alike.
+    Raises UserError where the study declares too few folds.
 
     leaves  the option that leaves the phase out; empty for a command of its own
     """
+    if lacking := folds_lacking(of.name, wanted, len(of.study.folds)):
+        raise UserError(f"{lacking}.")
     before = ledger.look(lambda connection: Confirmed.of(connection, of.name, name))
+    if before.listed and before.by_fold != wanted.by_fold:
+        raise UserError(
+            f"study {name!r} has trained {'with' if before.by_fold else 'without'} folds: name a new one by "
+            f"{option('name')}."
+        )
     rounds = max(wanted.seeds, before.rounds)
     seeds = [*before.seeds, *_fresh(of, before.seeds, rounds)][:rounds]
+    folds = of.study.folds if wanted.by_fold else repeat({})
+    repeats = dict(zip(seeds, folds, strict=False))
     candidates = _candidates(of, wanted.trials)
-    state = race(of.spec.objectives, list(candidates), seeds, before.fits(candidates, seeds))
-    needed = [_entry(missing, candidates[missing], seed) for missing, seed in state.missing]
+    state = race(of.spec.objectives, list(candidates), seeds, before.fits(candidates, repeats))
+    needed = [_entry(missing, candidates[missing], seed, repeats[seed]) for missing, seed in state.missing]
     new = [entry for entry in needed if entry not in before.listed]
     listed = [*before.listed, *new]
-    line = f"round {state.round + 1} of {rounds}: {_named(state.alive)} train under another seed in study {name}"
+    where = "under another seed, on another fold," if wanted.by_fold else "under another seed"
+    line = f"round {state.round + 1} of {rounds}: {_named(state.alive)} train {where} in study {name}"
     if gone := [candidate for candidate in candidates if candidate not in state.alive]:
         line += f"; {_named(gone)} left the race"
     over = not state.missing and len(before.ended) == len(before.listed)
@@ -124,9 +153,10 @@ def phase(ledger: Ledger, asked: RunRequest, name: str) -> Round | None:
     """Returns the next round of a study's confirming phase; None where it has ended. Raises HpoError where it cannot
     be trained, or where the time or the epochs of the study are used up."""
     of = found(ledger, name)
-    wanted, derived = parse(of.spec.confirm), confirmed_in(name)
+    wanted = parse(of.spec.confirm)
     if wanted is None:
         return None
+    derived = confirmed_in(name, by_fold=wanted.by_fold)
     affordable, problem = ledger.look(lambda connection: _afforded(connection, of, wanted, derived))
     if affordable is None:
         raise HpoError(problem)
@@ -161,8 +191,9 @@ def _seedless(config: Mapping[str, object]) -> dict[str, object]:
     return {path: value for path, value in config.items() if path != SEED}
 
 
-def _entry(name: str, params: Mapping[str, object], seed: int) -> dict[str, object]:
-    return {"label": name, "params": {**params, SEED: seed}}
+def _entry(name: str, params: Mapping[str, object], seed: int, fold: Mapping[str, object]) -> dict[str, object]:
+    entry: dict[str, object] = {"label": name, "params": {**params, SEED: seed, **fold}}
+    return {**entry, "fold": dict(fold)} if fold else entry
 
 
 def _fresh(of: SourceStudy, used: Sequence[int], count: int) -> range:
