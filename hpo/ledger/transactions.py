@@ -137,11 +137,14 @@ def go_on(connection: Connection, study_id: int, number: int, fence: int, asked:
         _event(connection, study_id, row.id, THAWED, {"asked": asked}, row.revision, f"{row.id}.{fence}.{THAWED}")
 
 
-def lose(connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True) -> None:
+def lose(
+    connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True, noticed_late: bool = False
+) -> None:
     """Takes a trial from an attempt whose worker is gone; the trial waits again, or fails after MAX_LOSSES.
 
     Only consecutive losses of attempts that committed no checkpoint count, so a trial that makes progress does not
-    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`.
+    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`. An attempt whose worker
+    may have died long ago, `noticed_late`, ended with its last report or checkpoint: nobody knows of anything later.
     """
     saved = (checkpoints.c.trial_id == trial_id) & (checkpoints.c.fence == fence)
     progressed = not counted or connection.execute(select(checkpoints.c.id).where(saved).limit(1)).first() is not None
@@ -161,7 +164,8 @@ def lose(connection: Connection, trial_id: int, fence: int, why: str, *, counted
         .returning(trials.c.study_id, trials.c.revision)
     ).first()
     if row is not None:
-        _end_attempt(connection, trial_id, fence, "lost", 0)
+        last_sign = _last_sign(connection, trial_id, fence) if noticed_late else None
+        _end_attempt(connection, trial_id, fence, "lost", 0, at=last_sign)
         uid = f"{trial_id}.{fence}.worker_lost"
         _event(connection, row.study_id, trial_id, "worker_lost", {"fence": fence, "why": why}, row.revision, uid)
 
@@ -364,10 +368,18 @@ def _obey(connection: Connection, taken: Claim, verdict: str, revision: int) -> 
             _event(connection, taken.study_id, taken.trial_id, "restarted", fields, revision, uid)
 
 
-def _end_attempt(connection: Connection, trial_id: int, fence: int, outcome: str, step: int) -> None:
-    row = {"trial": trial_id, "held": fence, "ended_as": outcome, "ended": time.time(), "last_step": step}
-    connection.execute(sql.END_ATTEMPT, row)
+def _end_attempt(
+    connection: Connection, trial_id: int, fence: int, outcome: str, step: int, at: float | None = None
+) -> None:
+    """Records that an attempt has ended, now or at an earlier time."""
+    row = {"trial": trial_id, "held": fence, "ended_as": outcome, "last_step": step}
+    connection.execute(sql.END_ATTEMPT, row | {"ended": time.time() if at is None else at})
     announce(connection)
+
+
+def _last_sign(connection: Connection, trial_id: int, fence: int) -> float:
+    """Returns when an attempt last reported or saved a checkpoint, or when it began if it did neither."""
+    return max(connection.execute(sql.SIGNS_OF_LIFE, {"trial": trial_id, "held": fence}).scalars())
 
 
 def _ended_as(connection: Connection, taken: Claim, outcome: str) -> bool:

@@ -13,8 +13,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hpo.analysis.report.cost import SPENT_IN_VAIN
-from hpo.analysis.report.snapshot import Snapshot
+from hpo.analysis.report.snapshot import REPLAYED, Snapshot
 from hpo.analysis.report.trials import held_out
+from hpo.analysis.results import stopped
 from hpo.analysis.results.format import number
 from hpo.door import option
 from hpo.ledger.rows import AskedTrial
@@ -25,6 +26,7 @@ from hpo.text import command, counted
 EDGE = 0.02  # share of a range, on its scale
 FEWEST_VALUES = 5  # values of a whole number, below which the best lies at an edge by chance
 FEW_TRIALS = 3  # trials of an option
+FEW_NAMED = 5  # trials that a sentence names
 TRIALS_PER_OPTION = 5  # trials per option, from which on an option can be missing
 ERRORS = 2.0  # standard errors or deviations, which chance exceeds about once in twenty times
 FEWEST_GAPS = 10  # trials with a held-out value, needed for their spread
@@ -49,6 +51,7 @@ def cautions(
         *(overselected(of, best, confirmed) if best else ()),
         *few(of),
         *in_vain(of),
+        *late(of),
         *drifted(of),
         *(at_edge(of, best) if best else ()),
         *unexplored(of),
@@ -205,12 +208,24 @@ def in_vain(of: Snapshot) -> Iterator[Caution]:
             yield state, text, f"`{command(f'show {first} --study {of.name}')}` shows the first of them"
 
 
+def late(of: Snapshot) -> Iterator[Caution]:
+    """Yields a caution if trials were stopped where complete ones end, which saved nothing."""
+    undeclared = [(trial.state, trial.epoch) for trial in of.trials if of.planned(trial) is None]
+    if observed := stopped.at_the_end(undeclared):
+        yield "late", *observed
+
+
 def drifted(of: Snapshot) -> Iterator[Caution]:
     """Yields cautions if what determines the results changed during the study, or attempts reported other values."""
     changed = [clause for event in of.befell if event.kind == "drift" for clause in event.fields["changed"]]
     if changed:
         text = f"trials before and after cannot be compared: {'; '.join(changed)}"
         yield "drift", text, f"search again under another {option('name')}"
-    if of.replays:
-        text = f"{counted(of.replays, 'report')} came to another value when an attempt trained it again"
-        yield "replays", text, f"`{command(f'verify --study {of.name}')}`; the first value stands"
+    if replays := of.befell_trials(REPLAYED):
+        numbers = list(dict.fromkeys(number for number, _ in replays if number is not None))
+        named = f" of trial{'s' if numbers[1:] else ''} {', '.join(map(str, numbers[:FEW_NAMED]))}" if numbers else ""
+        more = " and others" if numbers[FEW_NAMED:] else ""
+        text = f"{counted(len(replays), 'report')}{named}{more} had another value when an attempt trained it again"
+        text += ", so the training does not repeat exactly; the first value stands"
+        shows = command(f"show {numbers[0]} --study {of.name}") if numbers else command(f"verify --study {of.name}")
+        yield "replays", text, f"`{shows}` lists both values"

@@ -12,7 +12,7 @@
     "measured": int               how many trials have
     "by_state": {state: {"trials": int, "epochs": int, "seconds": float}}   `removed` stands for a state
     "saved": {"trials": int, "epochs": int, "share": float or null, "unknown": int}
-    "lost": {"attempts": int, "steps": int, "seconds": float}
+    "lost": {"attempts": int, "steps": int, "seconds": float, "why": [such as "trial 3: pid 14 on box is gone"]}
     "failed": {"trials": int, "epochs": int, "seconds": float}
     "more": str                   what more trials are expected to bring; empty if that is unknown
 }
@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.report.snapshot import Snapshot
+from hpo.analysis.report.snapshot import LOST, Snapshot
 from hpo.analysis.results.forecast import expected
 from hpo.ledger.rows import AskedTrial
 
@@ -126,7 +126,8 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _lost(of: Snapshot) -> dict[str, Any]:
-    sums = {"attempts": 0, "steps": 0, "seconds": 0.0}
+    why = [f"trial {number}: {fields['why']}" for number, fields in of.befell_trials(LOST) if number is not None]
+    sums: dict[str, Any] = {"attempts": 0, "steps": 0, "seconds": 0.0, "why": why}
     for tries in _every(of):
         for attempt in (attempt for attempt in tries if attempt.outcome == "lost"):
             sums["attempts"] += 1

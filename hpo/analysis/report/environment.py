@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hpo.analysis.report.snapshot import Snapshot
+from hpo.analysis.report.snapshot import REPLAYED, Snapshot
 
 
 def environment(of: Snapshot) -> dict[str, Any]:
@@ -52,6 +52,6 @@ def environment(of: Snapshot) -> dict[str, Any]:
         "read": recorded.get("data", {}),
         "drift": [{"at": event.at, **event.fields} for event in of.befell if event.kind == "drift"],
         "moves": [{"at": event.at, "changed": event.fields} for event in of.befell if event.kind == "environment"],
-        "replays": of.replays,
+        "replays": len(of.befell_trials(REPLAYED)),
         "digest": of.digest,
     }

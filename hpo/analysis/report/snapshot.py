@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hpo.ledger.rows import Connection
 
 POWER = "system/gpu_power_w"
+LOST, REPLAYED = "worker_lost", "replay_differs"  # events
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Snapshot:
     removed_attempts: Sequence[Sequence[AttemptRow]]  # those of removed trials, a sequence each
     power: Mapping[int, float]  # watts, the mean over a trial
     befell: Sequence[EventRow]  # drift and changes of the environment, in their order
-    replays: int  # reports that a later attempt has made with another value
+    mishaps: Sequence[EventRow]  # of trials: LOST, and REPLAYED for each report that an attempt made with another value
     digest: str
     tags: Mapping[int, Mapping[str, str]]  # by number
 
@@ -82,6 +83,11 @@ class Snapshot:
         complete = {t.number: t.values for t in self.trials if t.values and t.is_whole and valued(t)}
         return placed(self.objectives, complete)
 
+    def befell_trials(self, kind: str) -> list[tuple[int | None, Mapping[str, Any]]]:
+        """Returns the number of the trial and the fields of each mishap of this kind; None for a removed trial."""
+        numbers = {trial.id: trial.number for trial in self.trials}
+        return [(numbers.get(event.trial_id or 0), event.fields) for event in self.mishaps if event.kind == kind]
+
     def planned(self, trial: finished.JudgedTrial) -> int | None:
         """Returns the epoch that a trial was to reach, counting a fold as an epoch; None if its configuration has
         none."""
@@ -110,7 +116,7 @@ def read(connection: Connection, name: str, *, digest: bool = True) -> Snapshot:
         removed_attempts=list(tries.values()),
         power=report_queries.means(connection, contents.study.id, POWER),
         befell=report_queries.study_events(connection, contents.study.id, ("drift", "environment")),
-        replays=report_queries.count_events(connection, contents.study.id, "replay_differs"),
+        mishaps=report_queries.trial_events(connection, contents.study.id, (LOST, REPLAYED)),
         digest=queries.digest(connection, contents.study) if digest else "",
     )
 
@@ -132,7 +138,7 @@ def part(connection: Connection, name: str, numbers: Sequence[int] = ()) -> Snap
         removed_attempts=(),
         power={},
         befell=(),
-        replays=0,
+        mishaps=(),
         digest="",
         tags=tags.given(connection, study.id),
     )

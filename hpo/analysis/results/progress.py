@@ -317,13 +317,9 @@ class Progress:
         changed = self._ledger.look(lambda connection: queries.newest_event(connection, self._id, "process_changed"))
         if changed:
             yield changed["reason"]
-        undeclared = [trial for trial in self.trials.values() if trial.num_epochs is None]
-        last = max((trial.epoch for trial in undeclared if trial.state == "complete"), default=0)
-        if last and (stopped := sum(trial.state == "pruned" and trial.epoch >= last for trial in undeclared)):
-            yield (
-                f"{counted(stopped, 'trial')} stopped at epoch {last}, where complete ones end: if every trial has "
-                f"{last} epochs, declare num_epochs={last} in the study, and none is stopped at its last one"
-            )
+        undeclared = [(trial.state, trial.epoch) for trial in self.trials.values() if trial.num_epochs is None]
+        if late := stopped.at_the_end(undeclared):
+            yield ": ".join(late)
 
     def _listen(self, fresh: Sequence[Trial]) -> None:
         """Reports a misspelt objective or constraint after the first epoch, before the first trial fails by it.

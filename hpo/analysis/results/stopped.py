@@ -116,3 +116,19 @@ def line(stopped: Sequence[Stopped], study: str) -> str:
     else:
         trains = f"`{command(f'extend {first.number} --study {study}')}` trains it to its end"
     return f"ahead of the best when it stopped: trial {first.number}, {values} at epoch {first.epoch}{more}; {trains}"
+
+
+def at_the_end(undeclared: Sequence[tuple[str, int]]) -> tuple[str, str] | None:
+    """Returns an observation about trials that stopped where complete ones end, and its remedy; None without any.
+
+    undeclared  state and last epoch of each trial whose configuration has no number of epochs
+    """
+    last = max((epoch for state, epoch in undeclared if state == "complete"), default=0)
+    late = sum(state == "pruned" and epoch >= last for state, epoch in undeclared) if last else 0
+    if not late:
+        return None
+    return (
+        f"{counted(late, 'trial')} stopped at epoch {last}, where complete ones end",
+        f"if every trial has {last} epochs, declare num_epochs={last} in the study, and none is stopped at its last "
+        "one",
+    )

@@ -63,6 +63,7 @@ def trial_page(
         "objectives": objectives,
         "settings": flatten(record["config"]),
         "curves": drawn,
+        "by_epoch": by_epoch(drawn, metrics),
         "runs": [
             {"tracker": tracker, "run": run, "link": run_link(tracker, run, mlflow)}
             for tracker, run in live_queries.runs(connection, study.id, number).items()
@@ -92,6 +93,17 @@ def curves(connection: Connection, study_id: int, number: int, metrics: Sequence
             if (shown := thin(points, 1000))
         }
     return by_metric
+
+
+def by_epoch(drawn: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+    """Returns {"metrics": [name], "rows": [(epoch, [value or None])]} of the objectives and their held-out metrics.
+
+    A long curve has as many rows as its plot has points.
+    """
+    shown = [key for metric in metrics for key in (metric, hold_out_of(metric)) if key and key in drawn]
+    columns = [dict(zip(*drawn[key].get("epoch", ([], [])), strict=True)) for key in shown]
+    epochs = sorted({epoch for column in columns for epoch in column})
+    return {"metrics": shown, "rows": [(epoch, [column.get(epoch) for column in columns]) for epoch in epochs]}
 
 
 def run_link(tracker: str, run: str, mlflow: str) -> str:

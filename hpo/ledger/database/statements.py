@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, case, exists, insert, select, union, update
+from sqlalchemy import BindParameter, bindparam, case, exists, func, insert, select, union, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -270,4 +270,15 @@ END_ATTEMPT = (
         ended_at=bindparam("ended"),
         step=case((attempts.c.step < _last_step, _last_step), else_=attempts.c.step),
     )
+)
+
+# When an attempt began, and when it last reported and saved, as far as it did.
+SIGNS_OF_LIFE = union_all(
+    select(attempts.c.started_at).where(_attempt),
+    *(
+        select(func.max(table.c.at))
+        .where(table.c.trial_id == bindparam("trial"), table.c.fence == bindparam("held"))
+        .having(func.count() > 0)
+        for table in (reports, checkpoints)
+    ),
 )

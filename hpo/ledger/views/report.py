@@ -11,12 +11,12 @@ from hpo.ledger.read import every
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import Connection, EventRow
 
-_OF_STUDY = (
+_OF_KINDS = (
     select(events)
-    .where(events.c.study_id == bindparam("study"), events.c.trial_id.is_(None))
-    .where(events.c.kind.in_(bindparam("kinds", expanding=True)))
+    .where(events.c.study_id == bindparam("study"), events.c.kind.in_(bindparam("kinds", expanding=True)))
     .order_by(events.c.id)
 )
+_OF_STUDY, _OF_TRIALS = _OF_KINDS.where(events.c.trial_id.is_(None)), _OF_KINDS.where(events.c.trial_id.is_not(None))
 _MEANS = (
     select(trials.c.number, func.avg(reports.c.value).label("mean"))
     .join(trials, trials.c.id == reports.c.trial_id)
@@ -28,7 +28,6 @@ _of_metrics = (
 )
 _REPORTED = select(trials.c.id).where(trials.c.study_id == bindparam("study"), exists().where(_of_metrics))
 _CLOSING = _REPORTED.where(is_shown, exists().where(_of_metrics, reports.c.epoch.is_not(None))).limit(1)
-_REPLAYED = select(func.count()).where(events.c.study_id == bindparam("study"), events.c.kind == bindparam("kind"))
 
 
 def study_events(connection: Connection, study_id: int, kinds: Sequence[str]) -> Sequence[EventRow]:
@@ -36,9 +35,9 @@ def study_events(connection: Connection, study_id: int, kinds: Sequence[str]) ->
     return every(EventRow, connection.execute(_OF_STUDY, {"study": study_id, "kinds": list(kinds)}))
 
 
-def count_events(connection: Connection, study_id: int, kind: str) -> int:
-    """Returns how often an event of this kind happened, including the study's trials."""
-    return connection.execute(_REPLAYED, {"study": study_id, "kind": kind}).scalar_one()
+def trial_events(connection: Connection, study_id: int, kinds: Sequence[str]) -> Sequence[EventRow]:
+    """Returns the events of these kinds that belong to a trial of the study, in their order."""
+    return every(EventRow, connection.execute(_OF_TRIALS, {"study": study_id, "kinds": list(kinds)}))
 
 
 def means(connection: Connection, study_id: int, key: str) -> dict[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,7 @@ from hpo.declaration.budget import Budget
 from hpo.driver.failure_streak import FailureStreak
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.database.tables import trials
+from hpo.ledger.views.trial import attempts_of
 from hpo.storage.home import Home
 from hpo.verify import verify
 from hpo.workers.attempt import outcome_of
@@ -247,3 +249,26 @@ def test_a_failures_place_is_in_the_studys_code_never_in_a_library(tmp_path):
     assert outcome.error == "own.py:3, in loss: ValueError: twice\nsaid"
     assert outcome.traceback and "json/decoder.py" in outcome.traceback
     assert outcome_of(TrainerError("The trainer's own sentence.")).error == "The trainer's own sentence."
+
+
+def test_an_attempt_that_is_found_dead_ended_with_its_last_report(home, monkeypatch):
+    """A driver that resumes a day later does not count the day as training."""
+    made = Made(home)
+    made.ask(2)
+    ends = []
+    for reports in (3, 0):
+        begun = made.claim()
+        for step in range(1, reports + 1):
+            made.report(begun, step, {"loss": 0.5})
+        last = time.time()
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda at=last: at + 86_400)
+            made.ledger.transact(
+                lambda c, key=(begun.trial_id, begun.fence): transactions.lose(c, *key, "gone", noticed_late=True)
+            )
+        with made.ledger.read() as connection:
+            [attempt] = [row for row in attempts_of(connection, begun.trial_id) if row.fence == begun.fence]
+        assert attempt.outcome == "lost" and attempt.started_at <= attempt.ended_at <= last
+        ends.append(attempt.ended_at - attempt.started_at)
+    assert ends[0] > 0 and ends[1] == 0
+    made.ledger.close()

@@ -327,7 +327,7 @@ const Figures = (() => {
     if (shown.includes(first)) data.push({ type: "scatter", mode: "markers", name: `the answer, trial ${t.number[first]}`, x: [x[first]], y: [values[first]],
       marker: { color: view.colour.ink, symbol: "star", size: 14, line: { width: 1, color: view.colour.paper } }, hovertemplate: `trial ${t.number[first]}: %{y:.6g}<extra>the answer</extra>` });
     return { data, layout: layout(view, axis(view, title), axis(view, titled(report), range.range ? { range: range.range } : {})),
-      caption: "The best so far is of complete trials alone: a pruned one has the value of an early epoch." + (by === "time" ? clock(report).said : "") +
+      caption: "The best so far is of complete trials alone: a pruned one has its value at the epoch where it stopped." + (by === "time" ? clock(report).said : "") +
         (drawn.length < shown.length ? ` ${drawn.length} of ${shown.length} trials are drawn: the best 500, and others evenly.` : "") + left(range.beyond),
       controls: [{ name: "along", title: "along", options: XS, value: by }] };
   }

@@ -189,13 +189,15 @@ Object.assign(Figures, (() => {
     const [unit, size] = timeUnit(Math.max(...ends)), groups = new Map();
     spans.trial.forEach((trial, k) => {
       const name = spans.outcome[k];
-      if (!groups.has(name)) groups.set(name, { x: [], y: [], text: [] });
+      if (!groups.has(name)) groups.set(name, { x: [], y: [], text: [], customdata: [] });
       const into = groups.get(name);
       into.x.push(begins[k] / size, ends[k] / size, null); into.y.push(spans.worker[k], spans.worker[k], null); into.text.push(trial, trial, "");
+      const span = `from ${figure(Number((begins[k] / size).toPrecision(3)))} to ${figure(Number((ends[k] / size).toPrecision(3)))} ${unit}`;
+      into.customdata.push(span, span, "");
     });
     const data = [...groups].map(([name, points]) => ({ type: "scatter", mode: "lines", name: safe(name), ...points,
       line: { color: view.colour[OUTCOMES[name] || "failed"], width: Math.max(3, Math.min(16, 260 / workers.length)) },
-      hovertemplate: `trial %{text}: ${safe(name)} at %{x:.3g} ${unit}<extra></extra>` }));
+      hovertemplate: `trial %{text}: ${safe(name)}, %{customdata}<extra></extra>` }));
     const kills = spans.trial.map((_, k) => k).filter((k) => spans.outcome[k] === "lost");
     if (kills.length) data.push({ type: "scatter", mode: "markers", name: "lost", x: kills.map((k) => ends[k] / size), y: kills.map((k) => spans.worker[k]),
       text: kills.map((k) => spans.trial[k]), marker: { symbol: "x", size: 10, color: view.colour.failed }, showlegend: false, hovertemplate: "trial %{text} was lost here<extra></extra>" });

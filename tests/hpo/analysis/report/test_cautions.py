@@ -10,6 +10,7 @@ from sqlalchemy import insert, update
 
 from hpo.analysis.report import snapshot
 from hpo.analysis.report.cautions import cautions
+from hpo.analysis.report.cost import cost
 from hpo.ledger.database import tables
 
 LR = {"type": "Float", "low": 1e-4, "high": 1e-1, "log": True}
@@ -140,4 +141,26 @@ def test_drift_and_differing_replays(ledger):
         connection.execute(insert(tables.events).values(event | drift))
         again = {"trial_id": trial, "kind": "replay_differs", "fields": {}, "uid": "b"}
         connection.execute(insert(tables.events).values(event | again))
+        gone = {"trial_id": trial, "kind": "worker_lost", "fields": {"why": "pid 14 on box is gone"}, "uid": "c"}
+        connection.execute(insert(tables.events).values(event | gone))
     assert kinds(ledger) == ["drift", "replays"]
+    with ledger.read() as connection:
+        shown = snapshot.read(connection, "crafted")
+    [_, replays] = cautions(shown, [])
+    assert replays["text"].startswith("1 report of trial 0 had another value when an attempt trained it again")
+    assert "hpo show 0 --study crafted" in replays["next"]
+    assert cost(shown)["lost"]["why"] == ["trial 0: pid 14 on box is gone"]
+
+
+def test_trials_that_stopped_where_complete_ones_end(ledger):
+    """Trial 3 declares four epochs, so its third is not its end."""
+    ends = [("complete", 3), ("pruned", 2), ("pruned", 3), ("pruned", 3)]
+    ids = [put_trial(ledger, number, state, (0.5, 0.4, 0.3)[:epochs]) for number, (state, epochs) in enumerate(ends)]
+    assert "late" not in kinds(ledger)
+    with ledger.write() as connection:
+        undeclared = update(tables.asks).where(tables.asks.c.trial_id.in_(ids[:3])).values(config={"lr": 0.1})
+        connection.execute(undeclared)
+    with ledger.read() as connection:
+        [caution] = [found for found in cautions(snapshot.read(connection, "crafted"), []) if found["kind"] == "late"]
+    assert caution["text"] == "1 trial stopped at epoch 3, where complete ones end"
+    assert "declare num_epochs=3" in caution["next"]

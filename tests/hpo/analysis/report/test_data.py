@@ -153,7 +153,7 @@ def test_the_cost_of_losses_failures_and_waits(ledger):
     replace_attempt(ledger, put_trial(ledger, 2, "running", (0.5,)), 25.0, None)
     report = told(ledger)
     cost = report["cost"]
-    assert cost["lost"] == {"attempts": 1, "steps": 10, "seconds": 10.0}
+    assert cost["lost"] == {"attempts": 1, "steps": 10, "seconds": 10.0, "why": []}
     assert cost["failed"] == {"trials": 1, "epochs": 2, "seconds": 3.0}
     assert (cost["busy"], cost["idle"]) == (21.0, 3.0)
     assert report["timeline"]["spans"]["outcome"] == ["lost", "complete", "user_error", "running"]
