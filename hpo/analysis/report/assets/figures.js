@@ -118,7 +118,7 @@ const Figures = (() => {
       points[0].forEach((at, k) => { into.x.push(at); into.y.push(points[1][k]); into.text.push(report.trials.number[i]); });
       if (into !== dots) { x.push(null); y.push(null); text.push(""); }
     }
-    const hover = { hovertemplate: `trial %{text}: %{y:.5g} at %{x:.4g} ${of.title}<extra>${safe(name)}</extra>` };
+    const hover = { hovertemplate: `trial %{text}: %{y:.5g} at %{x:.4~g} ${of.title}<extra>${safe(name)}</extra>` };
     const traces = [];
     if (x.length) traces.push({ type: "scatter", mode: "lines", x, y, text, name, legendgroup: name, line: style, ...hover });
     if (dots.x.length) traces.push({ type: "scatter", mode: "markers", ...dots, name, legendgroup: name,
@@ -256,7 +256,7 @@ const Figures = (() => {
       groups.get(name).forEach((key, j) => {
         const [x, y] = points(key), color = view.colour[SOURCES[key.split("/")[0]] || "paused"];
         if (x.length) data.push({ type: "scatter", mode: x.length < 60 ? "lines+markers" : "lines", x: x.map((at) => at / size), y, name: safe(key), xaxis: `x${id}`, yaxis: `y${id}`,
-          line: { color, width: 1.8, dash: DASHES[j % DASHES.length] }, marker: { color, size: 5 }, hovertemplate: `%{y:.6g} at ${unit} %{x:.4g}<extra>${safe(key)}</extra>` });
+          line: { color, width: 1.8, dash: DASHES[j % DASHES.length] }, marker: { color, size: 5 }, hovertemplate: `%{y:.6g} at ${unit} %{x:.4~g}<extra>${safe(key)}</extra>` });
       });
       const last = row === rows - 1 || k + columns >= shown.length;
       whole[`xaxis${id}`] = { ...axis(view, last ? along === "time" ? `${unit} since the trial began` : along : "", counted(along, longest)), anchor: `y${id}`,

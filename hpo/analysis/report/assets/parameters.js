@@ -49,9 +49,9 @@ Object.assign(Figures, (() => {
         const count = counts.get(String(value)) || [0, 0];
         counts.set(String(value), [count[0] + (t.state[i] === "pruned"), count[1] + 1]);
       });
-      for (const [value, [pruned, all]] of counts) if (all >= 5 && pruned / all >= 0.75) found.push(`${one.label} = ${value} (${pruned} of ${all})`);
+      for (const [value, [pruned, all]] of counts) if (all >= 5 && pruned / all >= 0.75) found.push(`${pruned} of ${all} trials with ${one.label} = ${value}`);
     }
-    return found.length ? `Mostly stopped were ${found.join(", ")}: that matters, whatever its share. ` : "";
+    return found.length ? `${found.join(" and ")} were stopped early, so the complete trials say little about ${found.length === 1 ? "that choice" : "those choices"}. ` : "";
   }
   function importances(report, view) {
     const metric = report.importances.shares[view.set.objective] ? view.set.objective : report.objectives[0].metric;
@@ -104,7 +104,7 @@ Object.assign(Figures, (() => {
     const values = list.map((i) => t.values[metric][i]).sort((a, b) => a - b), bounds = robust(values).range || [values[0], values[values.length - 1]];
     const place = (v) => bounds[1] > bounds[0] ? Math.min(1.02, Math.max(-0.02, (v - bounds[0]) / (bounds[1] - bounds[0]))) : 0.5;
     const first = winner(report), ranked = list.filter((i) => t.place[i] !== null).sort((a, b) => (b === first) - (a === first)), tenth = Math.max(1, Math.ceil(ranked.length / 10));
-    const classes = [["pruned or without a place", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
+    const classes = [["pruned, or without a value", list.filter((i) => t.place[i] === null), { color: view.colour.pruned, width: 0.8, dash: "dot" }, 0.35],
       ["complete", ranked.slice(tenth), { color: view.colour.complete, width: 1 }, 0.45],
       [tenth === 1 ? "the best one" : `the best ${tenth}`, ranked.slice(0, tenth), { color: view.colour.chosen, width: 2.5 }, 1]];
     const data = classes.filter(([, some]) => some.length).map(([name, some, style, opacity]) => {

@@ -264,7 +264,8 @@ const Report = (() => {
       const box = element("input", { type: "checkbox", checked: this.marked.has(i), ariaLabel: `mark trial ${this.report.trials.number[i]}` });
       box.addEventListener("change", () => { this.marked[box.checked ? "add" : "delete"](i); this.differences(); this.redraw(ofMarks); });
       return element("tr", { className: i === Figures.winner(this.report) ? "winner" : "" }, element("td", {}, box), ...used.map((one) => {
-        const text = one.written(one.values[i]), cell = element("td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
+        const text = one.written(one.values[i]), cell = element(one.path === "trial" ? "th" : "td", { className: one.numeric ? "number" : "", title: text.length > 30 ? text : "" });
+        if (one.path === "trial") cell.scope = "row";
         cell.append(live && one.path === "trial" ? element("a", { href: `trial/${text}/`, textContent: text })
           : one.path === "why" && text ? this.why(i, text) : element("bdi", { textContent: text }));
         return cell;
