@@ -17,7 +17,8 @@ What is even:
 - the machine: as many training processes each (--processes), of one thread each, and one contender at a time.
 - what is kept: a checkpoint of model and optimizer after each epoch, and MLflow on SQLite. The time of a value is the
   one at which the tool recorded it, in hpo's ledger or in MLflow's database, which are read after the kill.
-- the search: hpo's defaults; Optuna's TPE with MedianPruner, and with HyperbandPruner(max_resource=epochs); ASHA with
+- the search: hpo's defaults, in an empty home and in one that holds one finished study of the workload under another
+  seed, which it learns from; Optuna's TPE with MedianPruner, and with HyperbandPruner(max_resource=epochs); ASHA with
   random search as Ray Tune and Syne Tune give it, up to the study's epochs.
 
 A contender's value is the best of any epoch of any trial so far, and the held-out value is that epoch's. Trials that

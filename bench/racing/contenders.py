@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from bench.racing.show import TAUGHT
 from trainer.runtime.lifeline import die_with
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,6 +32,32 @@ def hpo(directory: Path, workload: Mapping[str, Any], seed: int, processes: int)
     ]
     run = ["run", "--study", workload["name"], "--trials", "1000000", "--seed", str(seed), "--workers", str(processes)]
     return [sys.executable, "-m", "hpo", *run, "--home", str(directory / "home"), *fields]
+
+
+EARLIER_SEED, EARLIER_TRIALS = 1000, {"mlp": 64, "convnet": 12, "gpt": 12}  # about what a race of the workload trains
+
+
+def taught(directory: Path, workload: Mapping[str, Any], seed: int, processes: int) -> list[str]:
+    """The same command in a home with one finished study of the workload under another seed, of which hpo learns by
+    default. That study is trained once, and copied before the clock starts."""
+    home = directory / "home"
+    shutil.copytree(_earlier(workload["name"], hpo(directory, workload, EARLIER_SEED, processes), home), home)
+    return [*hpo(directory, workload, seed, processes), "--name", "raced"]
+
+
+_KEPT: dict[str, Path] = {}
+
+
+def _earlier(name: str, command: list[str], home: Path) -> Path:
+    """The home of the earlier study of a workload."""
+    if name not in _KEPT:
+        at = command.index("--trials") + 1
+        subprocess.run([*command[:at], str(EARLIER_TRIALS[name]), *command[at + 1 :]], check=True, capture_output=True)
+        kept = Path(tempfile.mkdtemp(prefix="race-earlier-"))
+        atexit.register(shutil.rmtree, kept, ignore_errors=True)
+        _KEPT[name] = Path(shutil.copytree(home, kept / "home"))
+        shutil.rmtree(home)
+    return _KEPT[name]
 
 
 def program(name: str, *options: str) -> Command:
@@ -46,6 +76,7 @@ def contenders(python_of_syne_tune: str | None) -> dict[str, Command]:
     """Every contender by its name; Syne Tune where an interpreter that has it is given."""
     found: dict[str, Command] = {
         "hpo": hpo,
+        TAUGHT: taught,
         "Optuna, TPE and median": program("optuna_loop", "median"),
         "Optuna, TPE and Hyperband": program("optuna_loop", "hyperband"),
         "Ray Tune, ASHA": program("ray_tune"),

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Of the newest study: a home may hold an earlier one.
 LEDGER = (
     "SELECT at, trials.number, reports.epoch, key, value FROM reports JOIN trials ON trials.id = trial_id "
-    "WHERE reports.epoch IS NOT NULL AND key IN (?, ?)"
+    "WHERE study_id = (SELECT max(id) FROM studies) AND reports.epoch IS NOT NULL AND key IN (?, ?)"
 )
 MLFLOW = "SELECT timestamp / 1000.0, run_uuid, step, key, value FROM metrics WHERE is_nan = 0 AND key IN (?, ?)"
 

@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 
 Row = Mapping[str, Any]
-OURS = "hpo"
+OURS, TAUGHT = "hpo", "hpo, one earlier study"
 TENTHS = range(1, 11)
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-COLORS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#aa7799")  # of other lightness each: they differ in grey too
+STYLES = ("-", (0, (1, 1)), "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+COLORS = (
+    "#000000",
+    "#777777",
+    "#d55e00",
+    "#0072b2",
+    "#009e73",
+    "#aa7799",
+)  # of other lightness each: they differ in grey too
 
 
 def best_at(curve: Sequence[Sequence[float]], seconds: float, column: int = 1) -> float:
@@ -78,22 +85,28 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def verdicts(found: Mapping[str, Sequence[Row]], mode: str) -> list[str]:
-    """For each peer: the tenths at which hpo's mean is ahead, even and behind; then the epochs an hour."""
-    if OURS not in found or len(found) == 1:
+    """For each of ours and each peer the tenths at which our mean is ahead, even and behind; then epochs an hour."""
+    others = {name: rows for name, rows in found.items() if name not in (OURS, TAUGHT)}
+    if OURS not in found or not others:
         return []
-    lines = []
-    for name, rows in found.items():
-        if name != OURS:
-            at: dict[str, list[str]] = {}
-            for tenth in TENTHS:
-                if word := standing(means(found[OURS], tenth), means(rows, tenth), mode):
-                    at.setdefault(word, []).append(f"{10 * tenth} %")
-            said = "; ".join(f"{word} at {', '.join(tenths)}" for word, tenths in at.items())
-            lines.append(f"- hpo against {name}: {said or 'neither has a value from each seed'}")
-    peers = {name: an_hour(rows, "epochs") for name, rows in found.items() if name != OURS}
+    lines = [
+        f"- {ours} against {name}: {_tenths(found[ours], rows, mode) or 'neither has a value from each seed'}"
+        for ours in (OURS, TAUGHT)
+        if ours in found
+        for name, rows in others.items()
+    ]
+    peers = {name: an_hour(rows, "epochs") for name, rows in others.items()}
     best = max(peers, key=lambda name: peers[name])
     ratio = an_hour(found[OURS], "epochs") / peers[best] if peers[best] else math.inf
     return [*lines, f"- epochs an hour: hpo has {ratio:.2f} times those of the best peer, {best}"]
+
+
+def _tenths(ours: Sequence[Row], theirs: Sequence[Row], mode: str) -> str:
+    at: dict[str, list[str]] = {}
+    for tenth in TENTHS:
+        if word := standing(means(ours, tenth), means(theirs, tenth), mode):
+            at.setdefault(word, []).append(f"{10 * tenth} %")
+    return "; ".join(f"{word} at {', '.join(tenths)}" for word, tenths in at.items())
 
 
 def standing(ours: float, theirs: float, mode: str) -> str:
