@@ -103,6 +103,10 @@ class StorageAway(StorageError):
     exit_code = EXIT_CODE
 
 
+class OlderLedger(StorageError):
+    """Raised when the ledger was written by an older release and is not to be upgraded."""
+
+
 class DamagedLedger(StorageError):
     """Raised for a value in the ledger that cannot have been written; names the table, the row and the fix."""
 

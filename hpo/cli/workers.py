@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated
 
 import typer
@@ -61,15 +62,24 @@ def node(
 def migrate(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database.")],
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait for a server.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait.")
     ] = 0.0,
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; fail unless the ledger is of this release.")
+        bool, typer.Option("--check", help="Change nothing; wait until the ledger is of this release, or fail.")
     ] = False,
 ) -> None:
     """Create a server's ledger, or upgrade it to this release."""
+    from hpo.errors import NoLedger, OlderLedger
     from hpo.ledger import Ledger
 
-    ledger = Ledger(storage, create=not check, patience=wait)
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            ledger = Ledger(storage, create=not check, patience=max(deadline - time.monotonic(), 0.0))
+            break
+        except (NoLedger, OlderLedger):  # another process may be about to make or upgrade it
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(min(1.0, wait))
     print(f"{ledger.shown} is a ledger of this release.")
     ledger.close()

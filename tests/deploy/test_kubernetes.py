@@ -136,11 +136,13 @@ def test_exit_codes_decide_what_starts_again(objects):
     """2 and 5 end a Job; a node that is drained counts for nothing; 75, 1 and a kill are tried again."""
     for kind in ("driver", "worker"):
         for job in (each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Job", kind)):
-            ignored, fatal = job["spec"]["podFailurePolicy"]["rules"]
+            ignored, fatal, refused = job["spec"]["podFailurePolicy"]["rules"]
             assert ignored["action"] == "Ignore"
             assert ignored["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
             assert (fatal["action"], fatal["onExitCodes"]["values"]) == ("FailJob", [2, 5])
             assert fatal["onExitCodes"]["containerName"] == kind
+            waits = {"containerName": "wait-for-ledger", "operator": "In", "values": [2]}
+            assert (refused["action"], refused["onExitCodes"]) == ("FailJob", waits)
             template = job["spec"]["template"]["spec"]
             assert template["restartPolicy"] == "Never"  # which a podFailurePolicy needs
             assert template["terminationGracePeriodSeconds"] >= 25

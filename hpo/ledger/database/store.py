@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from hpo.clock import Backoff
 from hpo.door import option
-from hpo.errors import HomeError, NoLedger, StorageError, UserError
+from hpo.errors import HomeError, NoLedger, OlderLedger, StorageError, UserError
 from hpo.ledger.database.faults import is_away, is_full, is_transient, one_sentence, unanswered
 from hpo.ledger.database.server_url import parsed, with_password
 from hpo.ledger.database.sqlite_url import path_of
@@ -154,7 +154,7 @@ class Ledger:
                 f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."
             )
         if not upgrade:
-            raise StorageError(
+            raise OlderLedger(
                 f"{self.shown} was written by an older release (schema {version}, now {SCHEMA_VERSION}): "
                 f"`{command('resume')}` or `hpo run` upgrades it."
             )
