@@ -61,9 +61,7 @@ def node(
 @app.command()
 def migrate(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database.")],
-    wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait.")
-    ] = 0.0,
+    wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait.")] = 0.0,
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; wait until the ledger is of this release, or fail.")
     ] = False,
