@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from statistics import stdev
@@ -17,11 +21,13 @@ from typing import Any
 import pytest
 from places import HARNESS
 from scipy import stats
+from sqlalchemy import select
 from study_runs import digest, hpo, refused, studies
 
 import hpo as door
 from hpo.analysis.report import data, page
 from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
 from hpo.storage.home import Home
 from hpo.tracking import mirror_process
 from hpo.tracking.uri import tracker_name
@@ -57,6 +63,7 @@ def unlucky(trial):
             return
 '''
 SEARCH = ("--executor", "inline", "--window", "1")
+SLOWLY = "        time.sleep(0.1)\n        if"
 
 
 @pytest.fixture
@@ -191,6 +198,47 @@ def test_killed_and_resumed_it_has_the_same_digest(tmp_path, file):
 def test_a_kill_in_any_training_of_the_race_changes_nothing(tmp_path, file, hit):
     """A training reports four times, so each of the six is killed at its first report."""
     check_resumed(tmp_path, file, killed_at(tmp_path, file, "worker.after_report_commit", hit))
+
+
+def reported(home: Home) -> int:
+    with contextlib.suppress(sqlite3.OperationalError), closing(sqlite3.connect(home.root / "ledger.db")) as connection:
+        return connection.execute("SELECT count(*) FROM reports WHERE key = 'loss'").fetchone()[0]
+    return 0  # there is no ledger yet
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["driver", "worker"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_kill_at_any_instant_of_the_race_changes_nothing(tmp_path, file, seed, target):
+    """The race's 24 reports follow the 48 of the search; two workers, of which one may be what is killed."""
+    rng, killed = random.Random(f"{seed} {target}"), Home(tmp_path / "killed")
+    file.write_text(NOISY.replace("    for epoch", "    import time\n    for epoch").replace("        if", SLOWLY))
+    flags = ["--study", str(file), "--trials", "12", "--workers", "2", "--window", "4", "--confirm", "2x2"]
+    command = [sys.executable, "-m", "hpo", "run", *flags, "--home", str(killed.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
+        instant = 48 + rng.randrange(1, 23)
+        while reported(killed) < instant:
+            assert driver.poll() is None, driver.communicate()[0]
+            time.sleep(0.01)
+        time.sleep(0.1 * rng.random())
+        with closing(Ledger(killed.storage)) as ledger, ledger.read() as connection:
+            pids = [
+                pid
+                for (pid,) in connection.execute(
+                    select(tables.workers.c.pid).order_by(tables.workers.c.started_at.desc())
+                )
+            ]
+        os.kill(driver.pid if target == "driver" else pids[0], signal.SIGKILL)
+        driver.communicate(timeout=240)
+    alone = Home(tmp_path / "alone")
+    ran = hpo("run", *flags, home=alone)
+    assert ran.exit_code == 0, ran.output
+    resumed = hpo("resume", "--study", "noisy", home=killed)
+    assert resumed.exit_code == 0, resumed.output
+    for study in ("noisy", "noisy-confirm"):
+        assert digest(killed, study) == digest(alone, study)
+    assert best(killed) == best(alone) == 0.1
+    assert verify(killed, killed.storage).differences == []
 
 
 def test_two_workers_confirm_as_one_does(tmp_path, file):
