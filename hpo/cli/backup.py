@@ -55,7 +55,8 @@ def _write(directory: Path, study: str | None, as_json: bool, home: str, storage
         print_json({"directory": directory, "objects": len(written.objects), "bytes": written.bytes})
     else:
         listed = text.counted(len(written.objects), "object")
-        print(f"{directory} holds the ledger, which needs {listed} of {text.megabytes(written.bytes)}.")
+        needs = f"needs {listed} of {text.megabytes(written.bytes)}" if written.objects else "needs no other file"
+        print(f"{directory} holds the ledger, which {needs}.")
 
 
 def _check(directory: Path, study: str | None, as_json: bool, home: str) -> None:
@@ -71,7 +72,8 @@ def _check(directory: Path, study: str | None, as_json: bool, home: str) -> None
     if as_json:
         print_json({"directory": directory, "objects": len(read.objects), "bytes": read.bytes, "gone": gone})
     else:
-        print(f"{len(gone)} of {text.counted(len(read.objects), 'object')} are gone.")
+        listed = text.counted(len(read.objects), "object")
+        print(f"{len(gone)} of {listed} are gone." if gone else f"nothing is gone of {listed}.")
         for entry in gone:
             print(f"  {entry.study}: {entry.path}")
     raise typer.Exit(1 if gone else 0)

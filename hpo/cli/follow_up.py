@@ -220,6 +220,8 @@ def _race(ledger: Ledger, of: SourceStudy, name: str, wanted: Confirm, driven: R
 
     with waiting():
         step = planned(ledger, of, name, wanted, driven)
+        if not step.over:
+            print(step.line, file=sys.stderr)
         drive(step.request, None, quiet=quiet)
         while not (following := planned(ledger, of, name, wanted, driven)).over and following != step:
             step = following

@@ -190,8 +190,10 @@ def _load_file(path: Path) -> ModuleType:
         text = path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError if the path cannot be encoded
         missing = isinstance(error, FileNotFoundError)
-        fix = "name another, or begin one with `hpo init`" if missing else "name another"
-        raise StudyError(f"study file {path} cannot be read: {getattr(error, 'strerror', error)}; {fix}.") from error
+        alike = near(path.name, (file.name for file in path.parent.glob("*.py"))) if missing else ""
+        begun = ", or begin one with `hpo init`" if missing else ""
+        fix = alike.removeprefix("; ") or f"name another{begun}."
+        raise StudyError(f"study file {path} cannot be read: {getattr(error, 'strerror', error)}; {fix}") from error
     name = f"hpo_study_{sha256(str(path).encode()).hexdigest()[:12]}_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
     version = sha256(text).hexdigest()
     if getattr(loaded := sys.modules.get(name), "__hpo_version__", None) == version and loaded is not None:

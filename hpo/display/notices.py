@@ -73,8 +73,8 @@ def _rungs(asha: Mapping[str, Any], before: str, last: float) -> Iterator[str]:
     elif rungs:
         more = " ..." if rungs[-1] * eta < bound else ""
         yield (
-            f"strategy: asha: at {'epochs' if more or rungs[1:] else 'epoch'} "
-            f"{', '.join(map(str, rungs))}{more} a trial stops unless it is among the best 1/{eta} that reported "
+            f"strategy: asha: a trial stops at {'epochs' if more or rungs[1:] else 'epoch'} "
+            f"{', '.join(map(str, rungs))}{more} unless it is among the best 1/{eta} of the trials that have reported "
             f"there{before}; {option('strategy', 'none')} trains each to its end"
         )
 

@@ -12,5 +12,7 @@ from hpo.version import VERSION
 def code() -> Iterator[Finding]:
     """Yields a note about the areas of the code that differ from the recorded ones."""
     if areas := ", ".join(code_digest.modified()):
-        text = f"modified: the code of {areas} is not the one recorded for release {VERSION}; begun studies ask"
-        yield Finding("python", "note", text, "`make golden` in the clone records it where no part behaves otherwise.")
+        text = f"the code of {areas} differs from release {VERSION}, so a study that was begun with it may report drift"
+        yield Finding(
+            "python", "note", text, "new studies need nothing; whoever changed it runs `make golden` in the clone."
+        )

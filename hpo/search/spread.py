@@ -50,7 +50,10 @@ class Spread:
         return self.mean - reach, self.mean + reach
 
     def described(self, of: str) -> str:
-        """Returns `+0.012 (standard error 0.0042, n = 3 seeds)`, signed."""
+        """Returns `+0.012 (standard error 0.0042, n = 3 seeds)`, signed; `+0.012 (the same for each of 3 seeds)` where
+        all values are equal up to rounding."""
+        if self.error is not None and self.error <= 1e-12 * abs(self.mean):
+            return f"{self.mean:+.3g} (the same for each of {counted(self.count, of)})"
         error = "" if self.error is None else f"standard error {self.error:.2g}, "
         return f"{self.mean:+.3g} ({error}n = {counted(self.count, of)})"
 

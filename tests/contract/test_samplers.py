@@ -680,7 +680,7 @@ def test_auto_looks_at_the_space_and_the_budget():
         known.tell(outcome(number, qmc.ask(number), ONE, ("complete",)))
     assert model.ask(8) == known.ask(8)
     assert auto.rule(1, False, {"grid": 24}) == "grid, since there are 24 configurations, and trials for each of them"
-    assert auto.rule(1, False, {"qmc": 8}).startswith("qmc for 8 trials, of which no model would learn in time, then f")
+    assert auto.rule(1, False, {"qmc": 8}).startswith("qmc for 8 trials, too few for a model, then f")
 
 
 def test_auto_without_torch_keeps_tpe_with_the_study(monkeypatch):

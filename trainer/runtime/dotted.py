@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +25,9 @@ def named(text: str, field: str) -> Any:
             f"{field}={text!r}: module {where!r} does not exist; put it beside the study's file or on PYTHONPATH."
         ) from error
     if not hasattr(module, name):
-        raise ConfigError(f"{field}={text!r}: {module.__file__} has no {name!r}.")
+        alike = get_close_matches(name, vars(module), 1)
+        hint = f"; did you mean '{where}:{alike[0]}'?" if alike else "."
+        raise ConfigError(f"{field}={text!r}: {module.__file__} has no {name!r}{hint}")
     return getattr(module, name)
 
 

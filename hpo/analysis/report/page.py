@@ -194,8 +194,8 @@ def sentence(text: str) -> list[str]:
     return (text[:1].upper() + text[1:]).split("`")
 
 
-def moment(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+def moment(at: float, *, seconds: bool = False) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime(f"%Y-%m-%d %H:%M{':%S' if seconds else ''} UTC")
 
 
 def confirmed(report: Facts, number: int) -> Facts | None:

@@ -122,7 +122,8 @@ def read(connection: Connection, name: str, *, digest: bool = True) -> Snapshot:
 
 
 def part(connection: Connection, name: str, numbers: Sequence[int] = ()) -> Snapshot:
-    """Returns the snapshot of the trials of these numbers, or of all, without attempts and events of the study."""
+    """Returns the snapshot of the trials of these numbers, with their attempts, or of all without attempts; neither has
+    events of the study."""
     study = queries.study_row(connection, name)
     trials = finished.trial_rows(connection, study, numbers)
     configs = queries.configs(connection, [trial.id for trial in trials])
@@ -134,7 +135,7 @@ def part(connection: Connection, name: str, numbers: Sequence[int] = ()) -> Snap
         configs={number: flatten(config) for number, config in configs.items()},
         judged=finished.judged(connection, study, [trial for trial in trials if trial.values]),
         stops=ends.stop_reasons(connection, study.id, [trial.id for trial in trials] if numbers else ()),
-        attempts={},
+        attempts=verify_queries.attempts_by_trial(connection, study.id, numbers) if numbers else {},
         removed_attempts=(),
         power={},
         befell=(),

@@ -36,7 +36,7 @@ def trials(of: Snapshot, like: Mapping[str, Any] | None = None) -> dict[str, Any
     return {
         **{name: [getattr(trial, name) for trial in of.trials] for name in ("number", "state", "epoch")},
         "planned": [of.planned(trial) for trial in of.trials],
-        "seconds": [_seconds(trial) for trial in of.trials],
+        "seconds": [_seconds(of, trial) for trial in of.trials],
         "place": [of.placed.get(trial.number, nowhere)[1] for trial in of.trials],
         "front": [of.placed.get(trial.number, nowhere)[0] for trial in of.trials],
         "ended": [None if trial.ended_at is None else round(trial.ended_at - begin, 2) for trial in of.trials],
@@ -68,8 +68,11 @@ def _value(trial: AskedTrial, index: int) -> float | None:
     return finite(trial.values[index]) if trial.values else None
 
 
-def _seconds(trial: AskedTrial) -> float | None:
-    return None if trial.seconds is None else round(trial.seconds, 2)
+def _seconds(of: Snapshot, trial: AskedTrial) -> float | None:
+    """Returns the seconds in the attempts of a trial that has ended, without the time between them."""
+    tries = of.attempts.get(trial.id, ())
+    spent = [attempt.ended_at - attempt.started_at for attempt in tries if attempt.ended_at is not None]
+    return None if trial.seconds is None else round(sum(spent) if spent else trial.seconds, 2)
 
 
 def _tag_keys(of: Snapshot) -> list[str]:

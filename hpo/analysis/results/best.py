@@ -207,7 +207,7 @@ def beaten(best: Mapping[str, Any]) -> list[str]:
     """Returns the line that comes before a best trial to which the default configuration is to be preferred."""
     if not best["seeds"] or not OtherSeeds.of_json(best["seeds"]).beaten:
         return []
-    return [f"{best['study']}: {DEFAULT_NAME} is better than the best trial, by the 95 % interval under other seeds"]
+    return [f"{best['study']}: {DEFAULT_NAME} is better than the best trial under other seeds"]
 
 
 def expectation(best: Mapping[str, Any]) -> list[str]:

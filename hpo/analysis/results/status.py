@@ -161,7 +161,7 @@ def next_commands(
     `resumes` says that the study can continue, by resuming study `again` if that is another one; `saves` says that a
     trial has saved a checkpoint.
     """
-    on = "goes on from the last checkpoints" if saves else "goes on, with trials that were cut off from the beginning"
+    on = "goes on from the last checkpoints" if saves else "goes on; trials that were cut off start again"
     commands = {command(f"show {min(failed)} --study {study}"): "why it failed"} if failed else {}
     return commands | ({command(f"resume --study {again or study}"): on} if resumes else {})
 

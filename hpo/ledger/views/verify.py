@@ -39,13 +39,15 @@ def asked(connection: Connection, study_id: int) -> set[int]:
     return set(connection.execute(trial_ids).scalars())
 
 
-def attempts_by_trial(connection: Connection, study_id: int) -> dict[int, list[AttemptRow]]:
-    """Returns trial id -> its attempts, each with the worker's process."""
+def attempts_by_trial(
+    connection: Connection, study_id: int, numbers: Sequence[int] = ()
+) -> dict[int, list[AttemptRow]]:
+    """Returns trial id -> its attempts, each with the worker's process; of the trials of these numbers, or of all."""
     query = (
         select(attempts, workers.c.host, workers.c.pid, workers.c.pid_started)
         .join(trials, trials.c.id == attempts.c.trial_id)
         .join(workers, workers.c.id == attempts.c.worker_id)
-        .where(trials.c.study_id == study_id)
+        .where(trials.c.study_id == study_id, *([trials.c.number.in_(numbers)] if numbers else ()))
     )
     return by_trial(every(AttemptRow, connection.execute(query)))
 

@@ -68,7 +68,7 @@ def rule(objectives: int, warm: bool, planned: Mapping[str, int] | None = None) 
     if objectives == 1 and planned and "tpe" in planned:
         later += ", since the study was begun without PyTorch, which freeze-thaw needs"
     if planned and (count := planned.get("qmc")):
-        return f"qmc for {counted(count, 'trial')}, of which no model would learn in time, then {later}"
+        return f"qmc for {counted(count, 'trial')}, too few for a model, then {later}"
     return later
 
 

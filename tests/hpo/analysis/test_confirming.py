@@ -125,7 +125,8 @@ def test_a_default_that_beats_the_best_trial_is_the_headline(tmp_path):
     beaten = "the default configuration is better than trial 1 by 0.05 ("
     for text in (best_says, confirm_says):
         assert mean in text and beaten in text
-    assert best_says.startswith("unlucky: the default configuration is better than the best trial, ")
+    assert best_says.startswith("unlucky: the default configuration is better than the best trial under other seeds\n")
+    assert "by 0.05 (the same for each of 2 seeds)" in best_says
     headline = "The default configuration is better than the best trial: loss 1.55 ± 0.50 under other seeds"
     assert headline in report["text"] and mean[1:] in report["text"] and beaten[1:] in report["text"]
     assert not [step for step in report["next_steps"] if "promote" in step["command"]]

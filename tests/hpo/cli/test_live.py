@@ -247,7 +247,7 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     to = console(40)
     View(ledger, "crafted", to, workers=1, clock=FakeClock()).start()
     first, second = to.file.getvalue().splitlines()
-    assert first.startswith("strategy: asha: at epochs 4, 12, 36 ...") and "--strategy none" in first
+    assert first.startswith("strategy: asha: a trial stops at epochs 4, 12, 36 ...") and "--strategy none" in first
     assert second.startswith("crafted: ")
     strategy = make_strategy(by_default)
     assert [epoch for epoch in range(1, 40) if strategy.rung(epoch) != strategy.rung(epoch - 1)] == [4, 12, 36]
@@ -255,10 +255,10 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
     plain = {"sampler": "tpe", "objectives": [{}], "earlier": [], "order": "ordered", "window": 8}
     (declared,) = unasked(StoredSpec.of(plain | {"strategy": {**by_default, "eta": 4}}))
     assert declared.startswith(
-        "strategy: asha: at epochs 4, 16, 64 ... a trial stops unless it is among the best 1/4 that"
+        "strategy: asha: a trial stops at epochs 4, 16, 64 ... unless it is among the best 1/4 of"
     )
     (bounded,) = unasked(StoredSpec.of(plain | {"strategy": {**by_default, "max_epochs": 13}}))
-    assert bounded.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
+    assert bounded.startswith("strategy: asha: a trial stops at epochs 4, 12 unless")
     assert [*unasked(StoredSpec.of(plain | {"strategy": {**by_default, "max_epochs": 4}}))] == []
     assert [*unasked(StoredSpec.of(plain | {"strategy": {"name": "none"}}))] == []
     joined = [*unasked(StoredSpec.of(plain | {"strategy": {"name": "none"}}), workers=0)]
@@ -268,9 +268,9 @@ def test_a_strategy_that_nobody_asked_for_is_explained_first(ledger):
         said = f"strategy: asha: no trial is stopped, since each has {words} and the first rung is epoch 4"
         assert [*unasked(StoredSpec.of(plain | {"strategy": short}), last=last)] == [said]
     (reached,) = unasked(StoredSpec.of(plain | {"strategy": by_default}), last=13)
-    assert reached.startswith("strategy: asha: at epochs 4, 12 a trial stops unless")
+    assert reached.startswith("strategy: asha: a trial stops at epochs 4, 12 unless")
     (ordered,) = unasked(StoredSpec.of(plain | {"strategy": by_default}))
-    assert "that reported there before it;" in ordered
+    assert "that have reported there before it;" in ordered
     assert "before it" not in next(iter(unasked(StoredSpec.of(plain | {"strategy": by_default, "order": "async"}))))
 
 

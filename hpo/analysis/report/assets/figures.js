@@ -230,7 +230,7 @@ const Figures = (() => {
     return (i) => {
       if (column[i] === null) return absent;
       const k = Math.max(ends.findIndex((end) => column[i] <= end), 0);
-      return `${figure(k ? ends[k - 1] : sorted[0])} to ${figure(ends[k])}`;
+      return `${figure(k ? sorted.find((value) => value > ends[k - 1]) : sorted[0])} to ${figure(ends[k])}`;
     };
   }
 

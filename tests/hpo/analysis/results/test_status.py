@@ -40,7 +40,7 @@ def test_an_interrupted_study_says_how_it_goes_on(crafted, home):
     assert status(home)[-3:] == [
         f"MLflow is behind by 1 transaction: `hpo sync --home {home.root}` sends what is missing; nothing is lost.",
         f"hpo show 1 --study crafted --home {home.root}  why it failed",
-        f"hpo resume --study crafted --home {home.root}  goes on, with trials that were cut off from the beginning",
+        f"hpo resume --study crafted --home {home.root}  goes on; trials that were cut off start again",
     ]
 
 
