@@ -124,8 +124,6 @@ def planned(
 
     leaves  the option that leaves the phase out; empty for a command of its own
     """
-    if lacking := folds_lacking(of.name, wanted, len(of.study.folds)):
-        raise UserError(f"{lacking}.")
     before = ledger.look(lambda connection: Confirmed.of(connection, of.name, name))
     if before.listed and before.by_fold != wanted.by_fold:
         raise UserError(
@@ -133,6 +131,8 @@ def planned(
             f"{option('name')}."
         )
     rounds = max(wanted.seeds, before.rounds)
+    if lacking := folds_lacking(of.name, replace(wanted, seeds=rounds), len(of.study.folds)):
+        raise UserError(f"{lacking}.")
     seeds = [*before.seeds, *_fresh(of, before.seeds, rounds)][:rounds]
     folds = of.study.folds if wanted.by_fold else repeat({})
     repeats = dict(zip(seeds, folds, strict=False))

@@ -178,14 +178,16 @@ def _beyond_others(of: Snapshot, best: AskedTrial, index: int, sign: float, key:
 
 
 def _largest(replays: Sequence[tuple[int | None, Mapping[str, Any]]]) -> str:
-    """Returns the metric that differed most for its size, with both values: `val/loss 0.5 and then 0.51`."""
+    """Returns the metric that differed most for its size, with both values, as ` (val/loss 0.5 and then 0.51)`.
+
+    It is empty if no metric has two finite values.
+    """
     pairs = [(name, *both.values()) for _, fields in replays for name, both in fields.get("metrics", {}).items()]
-    gaps = [(abs(again - first) / (abs(first) or 1.0), name, first, again) for name, first, again in pairs]
-    known = [gap for gap in gaps if math.isfinite(gap[0])]
-    if not known:
-        return "not a finite one"
-    _, name, first, again = max(known)
-    return f"{name} {number(first)} and then {number(again)}"
+    finite = [pair for pair in pairs if all(isinstance(value, float) and math.isfinite(value) for value in pair[1:])]
+    if not finite:
+        return ""
+    name, first, again = max(finite, key=lambda pair: abs(pair[2] - pair[1]) / (abs(pair[1]) or 1.0))
+    return f" ({name} {number(first)} and then {number(again)})"
 
 
 def leaked(of: Snapshot, best: AskedTrial) -> Iterator[Caution]:
@@ -237,6 +239,6 @@ def drifted(of: Snapshot) -> Iterator[Caution]:
         named = f" of trial{'s' if numbers[1:] else ''} {', '.join(map(str, numbers[:FEW_NAMED]))}" if numbers else ""
         more = " and others" if numbers[FEW_NAMED:] else ""
         text = f"{counted(len(replays), 'report')}{named}{more} had another value when an attempt trained it again"
-        text += f" ({_largest(replays)}), so the training does not repeat exactly; the first value stands"
+        text += f"{_largest(replays)}, so the training does not repeat exactly; the first value stands"
         shows = command(f"show {numbers[0]} --study {of.name}") if numbers else command(f"verify --study {of.name}")
         yield "replays", text, f"`{shows}` lists both values"

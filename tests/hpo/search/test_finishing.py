@@ -58,7 +58,7 @@ def test_a_trial_that_is_judged_by_its_best_epoch_keeps_an_earlier_one():
 
 
 def readme(point, number):
-    """Returns the losses of README's example by the coordinates of lr and width."""
+    """Returns the losses of a function such as README's example by the coordinates of lr and width."""
     lr, width = 10 ** (-4 + 3 * point[0]), round(4 + 60 * point[1])
     curve = [abs(1 - epoch * lr * width) for epoch in range(1, 10)]
     return curve, curve[-1]

@@ -139,7 +139,8 @@ def test_drift_and_differing_replays(ledger):
         event = {"study_id": 1, "revision": 1, "at": 0.0}
         drift = {"kind": "drift", "fields": {"changed": ["the code changed"]}, "uid": "a"}
         connection.execute(insert(tables.events).values(event | drift))
-        again = {"trial_id": trial, "kind": "replay_differs", "fields": {}, "uid": "b"}
+        metrics = {"val/loss": {"first": 0.5, "replay": 0.75}, "other": {"first": 8.0, "replay": 9.0}}
+        again = {"trial_id": trial, "kind": "replay_differs", "fields": {"metrics": metrics}, "uid": "b"}
         connection.execute(insert(tables.events).values(event | again))
         gone = {"trial_id": trial, "kind": "worker_lost", "fields": {"why": "pid 14 on box is gone"}, "uid": "c"}
         connection.execute(insert(tables.events).values(event | gone))
@@ -147,7 +148,8 @@ def test_drift_and_differing_replays(ledger):
     with ledger.read() as connection:
         shown = snapshot.read(connection, "crafted")
     [_, replays] = cautions(shown, [])
-    assert replays["text"].startswith("1 report of trial 0 had another value when an attempt trained it again")
+    said = "1 report of trial 0 had another value when an attempt trained it again (val/loss 0.5 and then 0.75), so "
+    assert replays["text"].startswith(said)
     assert "hpo show 0 --study crafted" in replays["next"]
     assert cost(shown)["lost"]["why"] == ["trial 0: pid 14 on box is gone"]
 
