@@ -243,6 +243,10 @@ def set_up(root: Path, sets: Sequence[str]) -> None:
         environment.compile()
     for name in sets:
         (environment.path / f".set-{name}").touch()
+    if missing and "base" in names:
+        print(
+            f"{environment.path} is ready: `source {environment.path}/bin/activate` puts hpo on the PATH.", flush=True
+        )
 
 
 def names_of(root: Path, sets: Sequence[str]) -> set[str]:
