@@ -60,7 +60,7 @@ SURFACE = {
     "report": "studies --study --to --force --out --json --home --storage --tracking-uri",
     "importance": "--study --metric --evaluator --json --home --storage",
     "forecast": "--study --trials --json --home --storage",
-    "confirm": "--study --top --seeds --hold-out --name --workers --executor -o --config --json --home "
+    "confirm": "--study --top --seeds --folds --hold-out --name --workers --executor -o --config --json --home "
     "--storage --tracking-uri",
     "ablate": "--study --trial --seeds --name --workers --executor --json --home --storage --tracking-uri",
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
