@@ -175,11 +175,14 @@ const Figures = (() => {
       bundle(report, of, [i], `trial ${report.trials.number[i]}`, { color: view.colour.chosen, width: 3,
         dash: DASHES[k % DASHES.length] }));
   }
-  function chosen(report, view) {
+  function chosen(report, view) { // one alone is drawn beside the answer
     if (!view.marked.size) return "mark trials in the table above";
     const of = source(report, view), data = of ? marked(report, view, of) : [];
     if (!data.length) return "the page holds no curve of the marked trials";
-    return { data, layout: layout(view, axis(view, of.title), axis(view, safe(of.metric))), caption: "", controls: of.controls };
+    const best = winner(report), beside = view.marked.size === 1 && best >= 0 && !view.marked.has(best) ? [best] : [];
+    const shown = [...beside, ...view.marked].map((i) => line(report, of, i)).filter(Boolean), most = Math.max(0, ...shown.map(([x]) => x.at(-1)));
+    const answer = bundle(report, of, beside, `the answer, trial ${report.trials.number[best]}`, { color: view.colour.ink, width: 3 });
+    return { data: [...answer, ...data], layout: layout(view, axis(view, of.title, counted(of.title, most)), axis(view, safe(of.metric))), caption: "", controls: of.controls };
   }
   function groups(report, view) {
     const t = report.trials, of = source(report, view, false), list = indices(report, view);
