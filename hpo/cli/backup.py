@@ -73,7 +73,7 @@ def _check(directory: Path, study: str | None, as_json: bool, home: str) -> None
         print_json({"directory": directory, "objects": len(read.objects), "bytes": read.bytes, "gone": gone})
     else:
         listed = text.counted(len(read.objects), "object")
-        print(f"{len(gone)} of {listed} are gone." if gone else f"nothing is gone of {listed}.")
+        print(f"{len(gone)} of {listed} are gone." if gone else f"none of {listed} is gone.")
         for entry in gone:
             print(f"  {entry.study}: {entry.path}")
     raise typer.Exit(1 if gone else 0)

@@ -73,8 +73,8 @@ class Study:
     confirm      such as "5x3": the five best trials and the default configuration then train again under three other
                  seeds, and their means decide which is the best; "5x3folds" trains them under each seed on another
                  of `folds`; none
-    folds        [{path: value}]: settings that divide the data otherwise, with validation data by which no trial is
-                 selected
+    folds        [{path: value}]: settings that divide the data in another way; no trial may be selected by their
+                 validation data
     read_when    {field: condition}, such as {"data.limit": "data.path != ''"}: the field, or by `data.graph.*` all
                  below it, is read only under the condition; setting or searching it otherwise is an error
     enqueue      configurations to be tried first, path -> value; the missing values are drawn at random

@@ -143,8 +143,8 @@ def lose(
     """Takes a trial from an attempt whose worker is gone; the trial waits again, or fails after MAX_LOSSES.
 
     Only consecutive losses of attempts that committed no checkpoint count, so a trial that makes progress does not
-    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`. An attempt whose worker
-    may have died long ago, `noticed_late`, ended with its last report or checkpoint: nobody knows of anything later.
+    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`. An attempt that is
+    found dead later, `noticed_late`, counts as ended at its last report or checkpoint.
     """
     saved = (checkpoints.c.trial_id == trial_id) & (checkpoints.c.fence == fence)
     progressed = not counted or connection.execute(select(checkpoints.c.id).where(saved).limit(1)).first() is not None

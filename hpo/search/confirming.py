@@ -1,8 +1,8 @@
 """Races the best trials and the default configuration under other seeds: the phase that confirms a search.
 
 The best of many trials is partly the luckiest. The candidates train again in rounds, one seed a round, and one that is
-unlikely to end ahead leaves after a round. Each round may also have a fold of the data of its own, since other seeds
-do not show what was chosen by luck with the validation data. `strategies.paired` runs the same t-race over the folds
+unlikely to end ahead leaves after a round. Each round may also have its own fold of the data, since other seeds do
+not show what was chosen by luck with the validation data. `strategies.paired` runs the same t-race over the folds
 of a trial.
 """
 

@@ -11,7 +11,7 @@ _MOST = 12  # mistakes shown of one declaration
 
 
 def raise_all(mistakes: Iterable[str]) -> None:
-    """Raises a SpaceError for one mistake, Mistakes with one line for each of several; returns if there is none."""
+    """Raises SpaceError for one mistake, or Mistakes with a line for each of several; returns if there is none."""
     sentences = list(dict.fromkeys(mistakes))
     if not sentences:
         return

@@ -185,7 +185,7 @@ class SeedRun:
 
     A value that is missing is None.
 
-    by_fold  whether it trained on a fold of the data of its own
+    by_fold  whether it trained on its own fold of the data
     """
 
     values: Sequence[float | None]

@@ -272,7 +272,7 @@ END_ATTEMPT = (
     )
 )
 
-# When an attempt began, and when it last reported and saved, as far as it did.
+# The times at which an attempt began, last reported and last saved; one that did not has no row.
 SIGNS_OF_LIFE = union_all(
     select(attempts.c.started_at).where(_attempt),
     *(

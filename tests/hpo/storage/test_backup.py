@@ -69,7 +69,7 @@ def test_the_list_has_what_the_copy_names_and_writers_go_on(made, tmp_path):
     with closing(Ledger(f"sqlite:///{tmp_path / 'restored.db'}", create=False)) as restored:
         digests = [made_ledger.look(_digest) for made_ledger in (restored, made.ledger)]
     assert digests[0] == digests[1]
-    assert command(made.home, "--check", str(target)) == "nothing is gone of 3 objects.\n"
+    assert command(made.home, "--check", str(target)) == "none of 3 objects is gone.\n"
 
 
 def test_what_is_gone_is_named(made, tmp_path):
