@@ -51,7 +51,7 @@ def test_a_study_whose_file_was_moved_says_how_it_goes_on_and_does(process, home
     assert ran.exit_code == 0 and "train: complete, 2 of 2 trials ended" in ran.output
 
 
-@pytest.mark.parametrize(("saved", "goes_on"), [(True, "from the last checkpoints"), (False, "from the beginning")])
+@pytest.mark.parametrize(("saved", "goes_on"), [(True, "from the last checkpoints"), (False, "start again")])
 def test_a_study_that_saves_nothing_does_not_go_on_from_checkpoints(tmp_path, saved, goes_on):
     home = Home.at(tmp_path / "home").create()
     ledger = open_crafted(home.root / "ledger.db")
