@@ -18,7 +18,7 @@ from hpo.analysis.report.trials import held_out
 from hpo.analysis.results import stopped
 from hpo.analysis.results.format import number
 from hpo.door import option
-from hpo.ledger.rows import AskedTrial
+from hpo.ledger.rows import AskedTrial, EventRow
 from hpo.space.trial_state import TERMINAL_STATES
 from hpo.space.values import same
 from hpo.text import command, counted
@@ -177,12 +177,12 @@ def _beyond_others(of: Snapshot, best: AskedTrial, index: int, sign: float, key:
         yield "overselected", text, f"`{command(f'confirm --study {of.name}')}` shows what of it was luck"
 
 
-def _largest(replays: Sequence[tuple[int | None, Mapping[str, Any]]]) -> str:
+def _largest(replays: Sequence[EventRow]) -> str:
     """Returns the metric that differed most for its size, with both values, as ` (val/loss 0.5 and then 0.51)`.
 
     It is empty if no metric has two finite values.
     """
-    pairs = [(name, *both.values()) for _, fields in replays for name, both in fields.get("metrics", {}).items()]
+    pairs = [(name, *both.values()) for event in replays for name, both in event.fields.get("metrics", {}).items()]
     finite = [pair for pair in pairs if all(isinstance(value, float) and math.isfinite(value) for value in pair[1:])]
     if not finite:
         return ""
@@ -239,6 +239,7 @@ def drifted(of: Snapshot) -> Iterator[Caution]:
         named = f" of trial{'s' if numbers[1:] else ''} {', '.join(map(str, numbers[:FEW_NAMED]))}" if numbers else ""
         more = " and others" if numbers[FEW_NAMED:] else ""
         text = f"{counted(len(replays), 'report')}{named}{more} had another value when an attempt trained it again"
-        text += f"{_largest(replays)}, so the training does not repeat exactly; the first value stands"
+        text += _largest([event for _, event in replays])
+        text += ", so the training does not repeat exactly; the first value stands"
         shows = command(f"show {numbers[0]} --study {of.name}") if numbers else command(f"verify --study {of.name}")
         yield "replays", text, f"`{shows}` lists both values"

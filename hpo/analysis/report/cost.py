@@ -126,14 +126,14 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def _lost(of: Snapshot) -> dict[str, Any]:
-    why = [f"trial {number}: {fields['why']}" for number, fields in of.befell_trials(LOST) if number is not None]
-    sums: dict[str, Any] = {"attempts": 0, "steps": 0, "seconds": 0.0, "why": why}
+    why = [f"trial {number}: {event.fields['why']}" for number, event in of.befell_trials(LOST) if number is not None]
+    sums = {"attempts": 0, "steps": 0, "seconds": 0.0}
     for tries in _every(of):
         for attempt in (attempt for attempt in tries if attempt.outcome == "lost"):
             sums["attempts"] += 1
             sums["seconds"] += (attempt.ended_at or attempt.started_at) - attempt.started_at
         sums["steps"] += _again(tries)
-    return sums
+    return {**sums, "why": why}
 
 
 def _again(tries: Sequence[AttemptRow]) -> int:

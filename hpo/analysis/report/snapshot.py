@@ -83,10 +83,10 @@ class Snapshot:
         complete = {t.number: t.values for t in self.trials if t.values and t.is_whole and valued(t)}
         return placed(self.objectives, complete)
 
-    def befell_trials(self, kind: str) -> list[tuple[int | None, Mapping[str, Any]]]:
-        """Returns the number of the trial and the fields of each mishap of this kind; None for a removed trial."""
+    def befell_trials(self, kind: str) -> list[tuple[int | None, EventRow]]:
+        """Returns each mishap of this kind and the number of its trial, which is None for a removed trial."""
         numbers = {trial.id: trial.number for trial in self.trials}
-        return [(numbers.get(event.trial_id or 0), event.fields) for event in self.mishaps if event.kind == kind]
+        return [(numbers.get(event.trial_id or 0), event) for event in self.mishaps if event.kind == kind]
 
     def planned(self, trial: finished.JudgedTrial) -> int | None:
         """Returns the epoch that a trial was to reach, counting a fold as an epoch; None if its configuration has

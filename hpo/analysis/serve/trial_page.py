@@ -95,7 +95,9 @@ def curves(connection: Connection, study_id: int, number: int, metrics: Sequence
     return by_metric
 
 
-def by_epoch(drawn: Mapping[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def by_epoch(
+    drawn: Mapping[str, Mapping[str, Sequence[Sequence[float | None]]]], metrics: Sequence[str]
+) -> dict[str, object]:
     """Returns {"metrics": [name], "rows": [(epoch, [value or None])]} of the objectives and their held-out metrics.
 
     A long curve has as many rows as its plot has points.
