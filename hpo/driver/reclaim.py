@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import MappingProxyType
 
 from hpo.clock import Clock
@@ -56,6 +55,5 @@ class Reclaimer:
                 why = f"pid {row.pid} on {row.host} was silent for {self._timeout:g} s"
             else:
                 continue
-            lose = partial(transactions.lose, counted=counted, noticed_late=True)
-            self._ledger.transact(lambda c, key=key, why=why, lose=lose: lose(c, *key, why))
+            self._ledger.transact(lambda c, key=key, why=why: transactions.lose(c, *key, why, counted=counted))
         self._watched = running

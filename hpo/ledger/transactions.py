@@ -137,14 +137,12 @@ def go_on(connection: Connection, study_id: int, number: int, fence: int, asked:
         _event(connection, study_id, row.id, THAWED, {"asked": asked}, row.revision, f"{row.id}.{fence}.{THAWED}")
 
 
-def lose(
-    connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True, noticed_late: bool = False
-) -> None:
+def lose(connection: Connection, trial_id: int, fence: int, why: str, *, counted: bool = True) -> None:
     """Takes a trial from an attempt whose worker is gone; the trial waits again, or fails after MAX_LOSSES.
 
     Only consecutive losses of attempts that committed no checkpoint count, so a trial that makes progress does not
-    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`. An attempt that is
-    found dead later, `noticed_late`, counts as ended at its last report or checkpoint.
+    fail. A loss that is not the trial's fault, since its driver died first, is not `counted`; nobody saw when that
+    attempt ended, so it ends with its last report or checkpoint.
     """
     saved = (checkpoints.c.trial_id == trial_id) & (checkpoints.c.fence == fence)
     progressed = not counted or connection.execute(select(checkpoints.c.id).where(saved).limit(1)).first() is not None
@@ -164,8 +162,9 @@ def lose(
         .returning(trials.c.study_id, trials.c.revision)
     ).first()
     if row is not None:
-        last_sign = _last_sign(connection, trial_id, fence) if noticed_late else None
-        _end_attempt(connection, trial_id, fence, "lost", 0, at=last_sign)
+        _end_attempt(
+            connection, trial_id, fence, "lost", 0, None if counted else _last_sign(connection, trial_id, fence)
+        )
         uid = f"{trial_id}.{fence}.worker_lost"
         _event(connection, row.study_id, trial_id, "worker_lost", {"fence": fence, "why": why}, row.revision, uid)
 

@@ -264,7 +264,7 @@ def test_an_attempt_that_is_found_dead_ended_with_its_last_report(home, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(time, "time", lambda at=last: at + 86_400)
             made.ledger.transact(
-                lambda c, key=(begun.trial_id, begun.fence): transactions.lose(c, *key, "gone", noticed_late=True)
+                lambda c, key=(begun.trial_id, begun.fence): transactions.lose(c, *key, "gone", counted=False)
             )
         with made.ledger.read() as connection:
             [attempt] = [row for row in attempts_of(connection, begun.trial_id) if row.fence == begun.fence]
