@@ -45,7 +45,7 @@ COMPILE := $(BIN)/python -m compileall -q hpo trainer studies
 LEFT = $(ONE_HOME)best=$$($(HPO) best --study $$name) && printf '%s\n' "$$best" | sed -n '/^[^ ].*, trial /p; /^checkpoint: /p; /^metrics: /p'
 
 .PHONY: help hpo-setup hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized train-atft train-integrated \
-	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow test-gpu coverage golden prose mutations \
+	train-integrated-safe up down smoke-docker images-offline docs test test-fast test-slow chaos test-gpu coverage golden prose mutations \
 	canary lint format lock wheel sbom licences sign bench clean
 
 help:
@@ -152,6 +152,10 @@ test-fast:  ## test what needs no processes, Ray, PostgreSQL or ranks
 test-slow:  ## run the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
+
+chaos:  ## faults of every kind on studies of every kind; FAULTS=1000 SEED=monday JOURNAL=chaos.jsonl goes on with a journal
+	$(COMPILE)
+	FAULTS=$(FAULTS) SEED=$(SEED) JOURNAL=$(JOURNAL) $(PYTEST) -m slow -n 0 -rP tests/harness/test_chaos.py
 
 test-gpu:  ## test on a GPU what tests of a CPU cannot know
 	GPU=1 $(PYTEST) -m 'gpu and not slow'

@@ -11,6 +11,8 @@ HpoError                exit code 1
 ├── Busy                another driver owns the study: host, pid and since when; exit code 3
 ├── StorageError        the ledger cannot be opened, read or written
 │   ├── StorageAway     it did not answer in time, a later try may succeed; exit code 75
+│   ├── OlderLedger     an older release made it, and a reader upgrades nothing
+│   ├── LedgerInUse     its upgrade would lock out a process that runs
 │   └── DamagedLedger   it holds a value that was never written; retrying does not help
 └── StudyStopped        the study's trials fail, or none gives a result; starting it again does not help; exit code 5
 """
@@ -105,6 +107,10 @@ class StorageAway(StorageError):
 
 class OlderLedger(StorageError):
     """Raised when the ledger was written by an older release and is not to be upgraded."""
+
+
+class LedgerInUse(StorageError):
+    """Raised when an upgrade of the ledger would lock out a process of an older release that still runs."""
 
 
 class DamagedLedger(StorageError):

@@ -1,4 +1,4 @@
-"""Holds the commands that import studies of other tools into a home: import optuna, mlflow, wandb, ray, csv."""
+"""Holds the commands that read what other tools wrote: import optuna, mlflow, wandb, ray, csv, and import-config."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hpo.cli.driving import starting
 from hpo.cli.json_output import notes, print_json
 from hpo.cli.options import HomeOption, JsonOption, StorageOption, TrackingOption
 from hpo.cli.overview import Group
+from hpo.cli.targets import ForceOption, target, to_option
 from hpo.errors import UserError
 from hpo.terminal import print
 
@@ -169,3 +170,35 @@ def csv_(
 ) -> None:
     """Import a table with one trial per row."""
     _bring("csv", file, None, metric, direction, rename, name, (home, storage, tracking_uri), as_json, param)
+
+
+@app.command("import-config")
+def import_config(
+    file: Annotated[str, typer.Argument(help="A JSON of DeepSpeed, or a YAML of Accelerate.")],
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", min=1, help="Number of processes, where the file does not say it.")
+    ] = None,
+    to: Annotated[str | None, to_option("FILE.yaml", "Write a file for `hpo run --config`.")] = None,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the settings of a launcher as settings of the shared trainer."""
+    import yaml
+
+    from hpo.interchange.launchers import read
+
+    path = target(to, endings=(".yaml", ".yml"), force=force)
+    converted = read(file, ranks)
+    config = {"train": converted.train()}
+    if as_json:
+        print_json({"config": config, "left_out": converted.left_out, "file": path and str(path)})
+    text = yaml.safe_dump(config, sort_keys=False)
+    if path is not None:
+        path.write_text(text, encoding="utf-8")
+    with notes(as_json):
+        if path is None and not as_json:
+            print(text, end="")
+        if converted.left_out:
+            print(f"# left out, since it changes no result: {', '.join(converted.left_out)}")
+        if path is not None:
+            print(f"wrote {path}: `hpo run --study NAME --config {path}` uses it.")

@@ -1,4 +1,4 @@
-"""The command that shows who did what: log."""
+"""The commands for several people on one ledger: log, quota."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import typer
 from hpo.cli import completion
 from hpo.cli.json_output import print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, StorageOption
+from hpo.errors import UserError
 from hpo.terminal import print
+
+LONGEST = 250  # characters of a person's name
 
 app = typer.Typer()
 
@@ -47,3 +50,47 @@ def log(
         print(f"{at}  {row.user}@{row.host}{role}  {row.action} {row.study}: {row.command}")
     if not rows:
         print(f"nothing is recorded{f' of a study {study!r}' if study else ''}.")
+
+
+@app.command()
+def quota(
+    person: Annotated[
+        str, typer.Argument(help="A role of PostgreSQL, or a user of the system.  [default: show all quotas]")
+    ] = "",
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Let their studies train so many trials at a time.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option("--max-bytes", metavar="10GB", help="Begin no trial while their checkpoints take more than this."),
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Remove the person's quota.")] = False,
+    as_json: JsonOption = False,
+    home: HomeOption = ".hpo",
+    storage: StorageOption = None,
+) -> None:
+    """Show or set what the studies of a person may use at a time."""
+    from hpo.declaration.budget import parse_size
+    from hpo.ledger import quotas
+    from hpo.storage.lookup import open_ledger
+
+    bounds = trials, parse_size(max_bytes) if max_bytes else None
+    if (given := bounds != (None, None) or none) and not person:
+        raise UserError("a quota is somebody's: name the person first, such as `hpo quota ann --trials 8`.")
+    if len(person) > LONGEST:
+        raise UserError(f"a name of {len(person)} characters is nobody's: names have {LONGEST} at most.")
+    if none and bounds != (None, None):
+        raise UserError("--none removes the quota that the other options would set: give one or the other.")
+    ledger, _ = open_ledger(home, storage)
+    if given:
+        ledger.transact(lambda connection: quotas.put(connection, quotas.Quota(person, *bounds)))
+    with ledger.read() as connection:
+        rows = [row for row in quotas.all_quotas(connection) if person in ("", row.person)]
+        uses = {row.person: quotas.used(connection, row.person) for row in rows}
+    if as_json:
+        print_json([asdict(row) | {"used": asdict(uses[row.person])} for row in rows])
+        return
+    for row in rows:
+        print(f"{row.person}: {', '.join(quotas.described(row, uses[row.person]))}")
+    if not rows:
+        print(f"{person or 'nobody'} has {'no' if person else 'a'} quota.")

@@ -38,9 +38,9 @@ HEADINGS = {
         "serve",
         "ui",
     ),
-    "Models and other tools": ("soup", "promote", "export", "import"),
+    "Models and other tools": ("soup", "promote", "export", "import", "import-config"),
     "Training": ("schedule", "lr-find", "batch-find", "plan", "diagnose"),
-    "Upkeep": ("doctor", "verify", "sync", "backup", "repair", "alert", "gc", "rm", "log"),
+    "Upkeep": ("doctor", "verify", "sync", "backup", "repair", "alert", "gc", "rm", "log", "quota"),
     "Several processes and hosts": ("worker", "node", "migrate"),
 }
 

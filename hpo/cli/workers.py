@@ -63,21 +63,27 @@ def migrate(
     storage: Annotated[str, typer.Option("--storage", envvar="HPO_STORAGE", help="URL of the ledger's database.")],
     wait: Annotated[float, typer.Option("--wait", metavar="SECONDS", min=0, help="Time for which to wait.")] = 0.0,
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; wait until the ledger is of this release, or fail.")
+        bool, typer.Option("--check", help="Change nothing; wait until this release can use the ledger, or fail.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Upgrade although processes of an older release cannot go on.")
     ] = False,
 ) -> None:
     """Create a server's ledger, or upgrade it to this release."""
-    from hpo.errors import NoLedger, OlderLedger
+    from hpo.errors import LedgerInUse, NoLedger, OlderLedger
     from hpo.ledger import Ledger
 
-    deadline = time.monotonic() + wait
+    deadline, said = time.monotonic() + wait, ""
     while True:
         try:
-            ledger = Ledger(storage, create=not check, patience=max(deadline - time.monotonic(), 0.0))
+            ledger = Ledger(storage, create=not check, patience=max(deadline - time.monotonic(), 0.0), evict=force)
             break
-        except (NoLedger, OlderLedger):  # another process may be about to make or upgrade it
+        except (NoLedger, OlderLedger, LedgerInUse) as error:  # another process may be about to do it, or to end
             if time.monotonic() >= deadline:
                 raise
+            if isinstance(error, LedgerInUse) and str(error) != said:
+                said = str(error)
+                print(f"waiting: {said}")
             time.sleep(min(1.0, wait))
-    print(f"{ledger.shown} is a ledger of this release.")
+    print(f"this release can use {ledger.shown}.")
     ledger.close()

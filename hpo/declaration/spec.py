@@ -8,11 +8,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from hpo.errors import StorageError
 from hpo.search.finishing import Finish
 from hpo.search.own_part import is_own
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.registry import make_strategy
 from hpo.space.hashing import json_sha256
+
+# The values that a new field of StudySpec may have where it changes nothing, so that the release before goes on.
+_EMPTY = (None, False, 0, "", "none", [], {})
 
 
 class StudySpec(BaseModel):
@@ -53,7 +57,17 @@ class StudySpec(BaseModel):
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> StudySpec:
-        return cls.model_validate(data)
+        """Returns the specification in a study's row. A field that a later release has added changes nothing if empty.
+
+        Raises StorageError if such a field has a value.
+        """
+        added = {name: value for name, value in data.items() if name not in cls.model_fields}
+        if given := [f"{name}={value!r}" for name, value in sorted(added.items()) if value not in _EMPTY]:
+            raise StorageError(
+                f"study {data.get('name')!r} was begun by a newer release with {', '.join(given)}, which this one does "
+                "not know: upgrade hpo."
+            )
+        return cls.model_validate({name: value for name, value in data.items() if name not in added})
 
     def sampling(self) -> dict[str, Any]:
         """Returns the sampler's specification with every option."""

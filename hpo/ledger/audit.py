@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 from hpo.door import option, typed
 from hpo.errors import UserError
 from hpo.ledger.database.statements import insert_new
-from hpo.ledger.database.tables import audit
+from hpo.ledger.database.tables import audit, studies
 from hpo.ledger.read import every
 from hpo.ledger.rows import Connection, StudyRow
 from trainer.redaction import redacted
@@ -59,14 +59,22 @@ class Entry:
         connection.execute(insert_new(connection, audit), values)
 
 
-def check_owner(connection: Connection, study: StudyRow, *, as_owner: bool) -> None:
-    """Raises UserError if somebody else began the study, unless the caller says so by `as_owner`.
+_BEGUN = (audit.c.study == studies.c.name) & (audit.c.action == "run") & (audit.c.at >= studies.c.created_at)
+# The person who began a study: the role of the server, or without one the user of the system; null if nobody knows.
+OWNER = (
+    select(func.coalesce(audit.c.role, audit.c.user))
+    .where(_BEGUN)
+    .order_by(audit.c.id)
+    .limit(1)
+    .correlate(studies)
+    .scalar_subquery()
+)
 
-    A person is the role of the server, or without one the user of the system.
-    """
-    begun = (audit.c.study == study.name) & (audit.c.action == "run") & (audit.c.at >= study.created_at)
-    name = select(func.coalesce(audit.c.role, audit.c.user)).where(begun).order_by(audit.c.id).limit(1)
-    owner, caller = connection.execute(name).scalar(), _role(connection) or user()
+
+def check_owner(connection: Connection, study: StudyRow, *, as_owner: bool) -> None:
+    """Raises UserError if somebody else began the study, unless the caller says so by `as_owner`."""
+    owner = connection.execute(select(OWNER).where(studies.c.id == study.id)).scalar()
+    caller = _role(connection) or user()
     if owner is not None and owner != caller and not as_owner:
         raise UserError(
             f"study {study.name!r} was begun by {owner}, and you are {caller}: ask, then repeat the command with "

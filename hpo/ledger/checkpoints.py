@@ -18,8 +18,8 @@ from hpo.ledger.rows import ConfiguredCheckpoint
 def change(connection: Connection, taken: Claim, changes: Mapping[str, Mapping[str, object]]) -> set[str]:
     """Changes rows of the trial's checkpoints, path -> column -> value: state (kept, deleted, damaged) or best.
 
-    Returns the paths that were not deleted because another trial will start from them. Raises Fenced if another attempt
-    has the trial.
+    Returns the paths that were not deleted because another trial will start from them or a backup holds them. Raises
+    Fenced if another attempt has the trial.
     """
     revision = bump(connection, taken)
     dropped = [path for path, values in changes.items() if values.get("state") == "deleted"]
@@ -37,7 +37,7 @@ def change(connection: Connection, taken: Claim, changes: Mapping[str, Mapping[s
 def _needed(connection: Connection, taken: Claim, paths: Sequence[str]) -> set[str]:
     connection.execute(sql.LOCK_CHECKPOINTS, {"trial": taken.trial_id, "paths": list(paths)})
     paths_of = {f"{taken.number}/{path}": path for path in paths}
-    sources = connection.execute(sql.NEEDED, {"study": taken.study_id, "sources": list(paths_of)}).scalars()
+    sources = connection.execute(sql.NEEDED_OR_HELD, {"study": taken.study_id, "sources": list(paths_of)}).scalars()
     return {paths_of[label] for label in sources}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, Row
 
+from hpo.ledger import quotas
 from hpo.ledger.database import statements as sql
 from hpo.ledger.database.tables import attempts, studies, trials
 from hpo.ledger.read import every
@@ -64,12 +65,17 @@ class Claim:
 def claim(connection: Connection, worker_id: str, token: str, among: Collection[int], n: int = 1) -> list[Claim]:
     """Takes up to `n` waiting trials of the studies `among`, lowest numbers first, each with a new fence.
 
-    The caller makes a `token` for each claim: with it a retry finds what the first try took.
+    The caller makes a `token` for each claim: with it a retry finds what the first try took. Takes no more than the
+    quotas of the studies' owners allow, except a trial before one that trains, since that one may wait for it.
     """
-    scope = {"studies": list(among)}
-    taken = connection.execute(sql.CLAIMED, scope | {"token": token}).all()
+    taken = connection.execute(sql.CLAIMED, {"studies": list(among), "token": token}).all()
     if not taken:
-        waiting_ids = connection.execute(sql.WAITING, {"n": n, **scope}).scalars().all()
+        room = quotas.room(connection, among)
+        with_room = [study_id for study_id in among if room.get(study_id, 0) >= 1]
+        most = int(min([n, *(room[study_id] for study_id in with_room)]))
+        waiting_ids = connection.execute(sql.WAITING, {"n": most, "studies": with_room}).scalars().all()
+        if not waiting_ids and len(with_room) < len(among):
+            waiting_ids = connection.execute(sql.OVERDUE, {"n": 1, "studies": list(among)}).scalars().all()
         taken = [_take(connection, worker_id, token, trial_id) for trial_id in waiting_ids]
     return [_claim(connection, row) for row in taken]
 
@@ -104,13 +110,14 @@ def claim_alike(
     taken = connection.execute(sql.CLAIMED, scope | {"token": token}).all()
     if taken:
         return [_claim(connection, row) for row in taken]
+    n = int(min(n, quotas.room(connection, [study_id])[study_id]))
     for trial_id in connection.execute(sql.WAITING, {"n": _LOOKED_AT, **scope}).scalars().all():
+        if len(taken) == n:
+            break
         asked_row = connection.execute(sql.ASKED, {"trial": trial_id}).one()
         if asked_row.losses < _COMPANY and alike(asked_row.config, changes_of(connection, trial_id)):
             taken = [*taken, _take(connection, worker_id, token, trial_id, group)]
         elif in_order:
-            break
-        if len(taken) == n:
             break
     return [_claim(connection, row) for row in taken]
 

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 
 from hpo.clock import Clock
 from hpo.errors import Busy, HpoError, StorageError
+from hpo.ledger.database.schema import SCHEMA_VERSION
 from hpo.ledger.database.statements import CHECK_LEASE, insert_new
 from hpo.ledger.database.store import Ledger
 from hpo.ledger.database.tables import leases
@@ -169,6 +170,7 @@ def _try(
         "pid": process.pid,
         "pid_started": process.started,
         "since": clock.wall(),
+        "schema": SCHEMA_VERSION,
     }
     if row is None:
         new = {"name": name, "fence": 1, **holder_columns}

@@ -169,6 +169,7 @@ class CheckpointRow:
     fence: int
     revision: int
     at: float
+    held_until: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,7 @@ class LeaseRow:
     pid: int
     pid_started: str
     since: float
+    schema: str | None
 
 
 @dataclass(frozen=True, slots=True)

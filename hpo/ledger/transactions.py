@@ -19,6 +19,7 @@ from hpo.ledger.claims import Claim, bump, fenced, source
 from hpo.ledger.database import statements as sql
 from hpo.ledger.database.changes import announce
 from hpo.ledger.database.json import plain, text
+from hpo.ledger.database.schema import SCHEMA_VERSION
 from hpo.ledger.database.tables import attempts, checkpoints, events, reports, studies, trials, workers
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.process_id import Process
@@ -182,7 +183,7 @@ def note(connection: Connection, study_id: int, kind: str, fields: Mapping[str, 
 def register(connection: Connection, process: Process, executor: str, slots: int = 1) -> None:
     """Inserts a worker's row."""
     row = {"id": process.id, "host": process.host, "pid": process.pid, "pid_started": process.started}
-    row |= {"slots": slots, "executor": executor, "started_at": time.time()}
+    row |= {"slots": slots, "executor": executor, "started_at": time.time(), "schema": SCHEMA_VERSION}
     connection.execute(sql.insert_new(connection, workers), row)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,10 +75,11 @@ class Backup:
         return json.dumps({"version": VERSION} | asdict(self), indent=1) + "\n"
 
 
-def write(ledger: Ledger, home: Home, names: Sequence[str], directory: Path) -> Backup:
+def write(ledger: Ledger, home: Home, names: Sequence[str], directory: Path, keep_for: float = 0.0) -> Backup:
     """Writes a backup of the ledger into a new or empty directory, and lists the objects of the studies named.
 
-    Raises UserError if the directory is not empty or the ledger is not SQLite's, HomeError if writing fails.
+    Retention leaves their checkpoints alone for `keep_for` seconds. Raises UserError if the directory is not empty or
+    the ledger is not SQLite's, HomeError if writing fails.
     """
     ledger_copy.check_copied_here(ledger)
     directory = expanded(str(directory)).absolute()
@@ -88,7 +89,10 @@ def write(ledger: Ledger, home: Home, names: Sequence[str], directory: Path) -> 
             raise UserError(f"{directory} is not an empty directory: name a new one for each backup.")
         directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         begun = time.time()
-        ledger_copy.copy(ledger, target)
+        with ledger.write() if keep_for else nullcontext() as writing:
+            if writing is not None:  # nothing is dropped between the hold and the copy
+                ledger_copy.hold(writing, names, begun + keep_for)
+            ledger_copy.copy(ledger, target)
         with closing(Ledger(url_of(target), create=False)) as copied, copied.read() as connection:
             studies = [queries.study_row(connection, name) for name in names]
             listed = [entry for study in studies for entry in _objects(connection, home, study)]

@@ -133,7 +133,8 @@ def _drop(ledger: Ledger, lease: Lease, study: StudyRow, trial: TrialRow, lost: 
     """Records checkpoints as deleted and ranks the others again; returns False, changing nothing, if one is needed."""
 
     def body(connection: Connection) -> bool:
-        if not file_queries.drop(connection, study.id, trial.number, trial.id, [row.path for row in lost]):
+        paths = [row.path for row in lost]
+        if not file_queries.drop(connection, study.id, trial.number, trial.id, paths, lost=True):
             return False
         left = verify_queries.judged_checkpoints(connection, study.id).get(trial.id, [])
         file_queries.rank_again(connection, trial.id, best_of(left))

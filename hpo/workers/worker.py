@@ -26,7 +26,7 @@ from hpo.child_process import AFRESH, FAULT
 from hpo.declaration.identity import check_loaded, check_worker
 from hpo.declaration.preflight import check_torch
 from hpo.errors import HpoError, UserError
-from hpo.ledger import Ledger, queries, transactions
+from hpo.ledger import Ledger, queries, quotas, transactions
 from hpo.ledger.claims import Claim, any_news, claim
 from hpo.ledger.database.changes import POLL, Changes
 from hpo.ledger.process_id import Process
@@ -90,6 +90,7 @@ class Worker:
         self.state = WorkerProcess(ledger, shared=executor == "inline")
         self.leaving = False  # not an Event: a handler that sets one while this thread waits for it may wait forever
         self.trained = 0  # number of trials it has taken
+        self._said: set[str] = set()
 
     def run_one(self, among: Collection[int]) -> bool:
         """Trains one waiting trial of these studies to its end or its interruption; returns False if none waits."""
@@ -98,6 +99,8 @@ class Worker:
         if not claimed or self.leaving:
             for taken in claimed:
                 give_back(self._ledger, taken)
+            if not self.leaving:
+                self._name_quotas(among)
             return False
         failpoint("worker.after_claim")
         self._figures.enter("training")
@@ -116,6 +119,13 @@ class Worker:
 
     def preempt(self) -> None:
         self.leaving = True
+
+    def _name_quotas(self, among: Collection[int]) -> None:
+        """Says once which quotas keep trials of these studies waiting."""
+        for text in self._ledger.look(lambda c: quotas.exhausted(c, among)):
+            if text not in self._said:
+                self._said.add(text)
+                print(text, file=sys.stderr)
 
     def _sleep(self, seconds: float) -> bool:
         time.sleep(seconds)

@@ -3,7 +3,8 @@
 python -m studies.atft.results [--markets 4] [--first 0] [--seeds 2] [--config best.yaml] [-o data.market.num_days=900]
 python -m studies.atft.results --path panel.parquet --folds 3 --seeds 3 [--keep DIRECTORY]
 
-Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days, which select nothing.
+Every row is trained by trainer.loop.fit and judged by its last epoch on the validation days, which select nothing, or
+with -o data.split.test=true on the test days, which no search has seen.
 A market (or a walk-forward fold of a file) gives a RankIC per seed and day. Differences are paired by seed and day;
 their variances are Newey and West's over the days, with lag h - 1, plus that of the seeds' means over their number, as
 of independent means. For a synthetic market a second table has the rank correlation with the known conditional mean in
@@ -29,7 +30,7 @@ import trainer
 from hpo.errors import UserError
 from hpo.space.config import apply, flatten, load_yaml, parse_override
 from studies.atft.baseline import positive, ridge_predictions
-from studies.atft.config import Config
+from studies.atft.config import Config, DataConfig
 from studies.atft.metrics import daily_ic, newey_west_t
 from studies.atft.panel import Panel
 from studies.atft.task import AtftTask
@@ -67,15 +68,20 @@ class Gru(nn.Module):
 
 
 class Judged(AtftTask):
-    """The task, which keeps its last predictions for the validation days: [days, stocks, horizons]."""
+    """The task, which keeps its last predictions for the days that judge: [days, stocks, horizons]."""
 
     predictions: np.ndarray
 
     def predict(self, model: nn.Module, days: np.ndarray) -> tuple[np.ndarray, float]:
         predictions, loss = super().predict(model, days)
-        if days is self.panel.split.val:  # with data.split.test there are others
+        if days is judging(self.panel, self.data):
             self.predictions = predictions
         return predictions, loss
+
+
+def judging(panel: Panel, config: DataConfig) -> np.ndarray:
+    """Returns the days that judge a row: the validation days, or the test days with data.split.test."""
+    return panel.split.test if config.split.test else panel.split.val
 
 
 class GruTask(Judged):
@@ -91,21 +97,21 @@ def trained(config: Config, task_type: type[Judged] = Judged) -> np.ndarray:
         outcome = fit(task, config.train, Silent(), CheckpointStore(Path(directory), fence=1))
     if outcome.kind != "complete":
         raise ConfigError(f"a row of the table ended as {outcome.kind}: {outcome.error}")
-    return scores(task.panel, task.predictions, config.data.min_stocks)
+    return scores(task.panel, task.predictions, config.data)
 
 
-def scores(panel: Panel, predictions: np.ndarray, min_stocks: int) -> np.ndarray:
-    """Returns [1 or 2, validation days, horizons]: the RankIC of predictions [days, stocks, horizons].
+def scores(panel: Panel, predictions: np.ndarray, config: DataConfig) -> np.ndarray:
+    """Returns [1 or 2, judging days, horizons]: the RankIC of predictions [days, stocks, horizons].
 
     For a synthetic market the second is their rank correlation with the conditional mean of the same stocks.
     """
-    days = panel.split.val
+    days = judging(panel, config)
     truths = [panel.returns[days]]
     if panel.oracle is not None:
         truths.append(np.where(np.isfinite(truths[0]), panel.oracle[days], np.nan))
     horizons = range(predictions.shape[-1])
     return np.stack([
-        np.stack([daily_ic(predictions[..., j], truth[..., j], min_stocks)[0] for j in horizons], axis=-1)
+        np.stack([daily_ic(predictions[..., j], truth[..., j], config.min_stocks)[0] for j in horizons], axis=-1)
         for truth in truths
     ])  # fmt: skip
 
@@ -133,11 +139,12 @@ def measured(
     config: Config, rows: Mapping[str, Config], seeds: int, directory: Path | None = None
 ) -> dict[str, np.ndarray]:
     """Returns `scores` of every row on one market or fold, [seeds, ...]; ridge and oracle have one seed."""
-    panel, least = Judged(config).panel, config.data.min_stocks
-    ridge = [ridge_predictions(panel, j, panel.split.val, least) for j in range(len(config.data.horizons))]
-    by_row = {RIDGE: scores(panel, np.stack(ridge, axis=-1), least)[None]}
+    panel, data = Judged(config).panel, config.data
+    days = judging(panel, data)
+    ridge = [ridge_predictions(panel, j, days, data.min_stocks) for j in range(len(data.horizons))]
+    by_row = {RIDGE: scores(panel, np.stack(ridge, axis=-1), data)[None]}
     if panel.oracle is not None:
-        by_row[ORACLE] = scores(panel, panel.oracle[panel.split.val], least)[None]
+        by_row[ORACLE] = scores(panel, panel.oracle[days], data)[None]
     for name, row in rows.items():
         start = time.perf_counter()
         runs = [apply(row, {"train.seed": seed}) for seed in range(seeds)]

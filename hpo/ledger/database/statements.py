@@ -5,10 +5,25 @@ Parameters are `bindparam`s; their names never equal a column's if the statement
 
 from __future__ import annotations
 
+import time
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, case, exists, func, insert, select, union, union_all, update
+from sqlalchemy import (
+    BindParameter,
+    Double,
+    String,
+    bindparam,
+    case,
+    cast,
+    exists,
+    func,
+    insert,
+    select,
+    union,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
@@ -75,6 +90,15 @@ WAITING = (
     .order_by(trials.c.study_id, trials.c.number)
     .limit(bindparam("n"))
     .with_for_update(of=trials, skip_locked=True)
+)
+
+_later = trials.alias("later")
+
+# Those of them before a trial of the same study that trains.
+OVERDUE = WAITING.where(
+    exists().where(
+        _later.c.study_id == trials.c.study_id, _later.c.state == "running", _later.c.number > trials.c.number
+    )
 )
 
 _TAKEN = (trials.c.id, trials.c.study_id, trials.c.number, trials.c.fence, trials.c.step, trials.c.start)
@@ -151,12 +175,21 @@ NEWEST = (
 # The checkpoints, among some, that open trials start from, by a restart or from the beginning.
 _open = (trials.c.study_id == bindparam("study")) & trials.c.state.in_(OPEN_STATES)
 _sources: BindParameter[list[str]] = bindparam("sources", expanding=True)
+# Those among the `sources`, each as `<trial number>/<path>`, that open trials start from, and that a backup holds.
 NEEDED = union(
     select(decisions.c.checkpoint)
     .join(trials, trials.c.id == decisions.c.trial_id)
     .where(_open, decisions.c.verdict == "restart_from", decisions.c.checkpoint.in_(_sources)),
     select(trials.c.start).where(_open, trials.c.start.in_(_sources)),
 )
+_source = cast(trials.c.number, String) + "/" + checkpoints.c.path
+_wall: BindParameter[float] = bindparam("wall", callable_=time.time, type_=Double)
+HELD = (
+    select(_source)
+    .join(trials, trials.c.id == checkpoints.c.trial_id)
+    .where(trials.c.study_id == bindparam("study"), checkpoints.c.held_until > _wall, _source.in_(_sources))
+)
+NEEDED_OR_HELD = union(*NEEDED.selects, HELD)
 
 LOCK_CHECKPOINTS = (
     select(checkpoints.c.id)

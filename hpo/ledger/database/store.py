@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,17 +19,16 @@ from sqlalchemy.engine import Connection, Engine
 from hpo.clock import Backoff
 from hpo.door import option
 from hpo.errors import HomeError, NoLedger, OlderLedger, StorageError, UserError
+from hpo.ledger.database import schema
 from hpo.ledger.database.faults import is_away, is_full, is_transient, one_sentence, unanswered
 from hpo.ledger.database.server_url import parsed, with_password
 from hpo.ledger.database.sqlite_url import path_of
-from hpo.ledger.database.tables import metadata
 from hpo.text import command
 from trainer.files import outage
 from trainer.redaction import ENCODE, redacted_url, unclear
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = "0008"  # the newest of migrations/versions
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 # Seconds to keep trying a database in which others are in the way, and in a command one that went away.
 PATIENCE = 60.0
@@ -43,9 +43,11 @@ class Ledger:
     `url` is `sqlite:///PATH` (WAL, synchronous FULL) or `postgresql+psycopg://...`; a server's password may be in
     PGPASSWORD, and is added to the URL, since trials run without that variable. With `create` a missing schema is made;
     without it NoLedger is raised. An older schema is upgraded for writers, with `create` or `upgrade`, and refused with
-    a StorageError for readers. A server that does not answer is tried again by the processes of a study, for as long as
-    they wait for an outage (`trainer.files.outage`), and for `patience` seconds by others; a command fails at once,
-    since its user may have mistyped the URL. A locked file is tried again: another process is making its tables. If it
+    a StorageError for readers. An upgrade that would lock out a running process of an older release raises LedgerInUse,
+    unless `evict` is set. A newer schema is used if its release allows it. A server that does not answer is tried again
+    by the processes of a study, for as long as they wait for an outage (`trainer.files.outage`), and for `patience`
+    seconds by others; a command fails at once, since its user may have mistyped the URL. A locked file is tried again:
+    another process is making its tables. If it
     is `read_only`, the database itself prevents writing.
     """
 
@@ -57,6 +59,7 @@ class Ledger:
         upgrade: bool = False,
         patience: float = 0.0,
         read_only: bool = False,
+        evict: bool = False,
     ) -> None:
         self.url = with_password(url)
         self.engine = _engine(self.url, create)
@@ -66,7 +69,7 @@ class Ledger:
             _refuse_writes(self.engine)
         try:
             with one_sentence(self):
-                self._prepare(create, create or upgrade, patience)
+                self._prepare(create, create or upgrade, patience, evict)
         except BaseException:
             self.close()
             raise
@@ -132,33 +135,37 @@ class Ledger:
     def __getstate__(self) -> Any:
         raise TypeError("a Ledger is opened in each process by its URL, never pickled")
 
-    def _prepare(self, create: bool, upgrade: bool, patience: float) -> None:
+    def _prepare(self, create: bool, upgrade: bool, patience: float, evict: bool) -> None:
         self._writer = self.engine.execution_options(hpo_write=True)
         # SQLite's readers see a snapshot anyway.
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self.engine.execution_options(**snapshot)
-        version = self._retrying(self.engine, _version, patience)
-        if version == SCHEMA_VERSION:
+        found = self._retrying(self.engine, schema.read, patience)
+        if found.version == schema.SCHEMA_VERSION:
             return
-        if version is None and not create:
+        if found.version is None and not create:
             raise NoLedger(
                 f"{self.shown} holds no ledger: run a study first, or name the right {option('home')} or "
                 f"{option('storage')}."
             )
-        if version is not None and not version.isdecimal():  # all versions of ledgers are decimal
+        if found.version is not None and not found.is_of_hpo:
             raise StorageError(
                 f"{self.shown} is the database of another program: name one of its own by {option('storage')}."
             )
-        if version is not None and version > SCHEMA_VERSION:
+        if found.is_newer:
+            since = f", which release {found.oldest_release} and later can use" if found.oldest_release else ""
             raise StorageError(
-                f"{self.shown} was written by a newer release (schema {version}, known {SCHEMA_VERSION}): upgrade hpo."
+                f"{self.shown} was written by a newer release (schema {found.version}, known "
+                f"{schema.SCHEMA_VERSION}){since}: upgrade hpo."
             )
+        if (found.version or "") > schema.SCHEMA_VERSION:
+            return  # a later release has expanded it
         if not upgrade:
             raise OlderLedger(
-                f"{self.shown} was written by an older release (schema {version}, now {SCHEMA_VERSION}): "
+                f"{self.shown} was written by an older release (schema {found.version}, now {schema.SCHEMA_VERSION}): "
                 f"`{command('resume')}` or `hpo run` upgrades it."
             )
-        self.transact(_migrate)
+        self.transact(partial(schema.upgrade, evict=evict))
 
 
 def _engine(url: str, create: bool) -> Engine:
@@ -265,30 +272,6 @@ def _traces(path: Path) -> tuple[int, bool, bool]:
     wal, shared = (path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm"))
     changed = path.stat().st_mtime_ns if path.exists() else 0
     return changed, wal.exists() and wal.stat().st_size > 0, shared.exists()
-
-
-def _version(connection: Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-
-
-def _migrate(connection: Connection) -> None:
-    """Upgrades the schema to SCHEMA_VERSION; several processes may do so at once."""
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7463201)")
-    version = _version(connection)
-    if version == SCHEMA_VERSION:
-        return
-    if version is None:
-        # The same tables the migrations give (a test compares them), without the cost of importing Alembic.
-        metadata.create_all(connection)
-        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-        connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{SCHEMA_VERSION}')")
-        return
-    from hpo.ledger.migrations import upgrade
-
-    upgrade(connection)
 
 
 def filesystem_of(path: Path) -> str:

@@ -12,8 +12,10 @@
              ├─ tags                     set by people and training functions on it, or on a trial of it
              └─ alerts, alert_cursors    messages and their targets, and how far the ledger was searched for them
     audit                                who did what; outlives the studies that it names
+    quotas                               what the studies of a person may use
+    compatibility                        the oldest schema that may use the ledger
 
-Conventions. Times are seconds since the epoch, for people and trackers, never compared to decide anything. JSON columns
+Conventions. Times are seconds since the epoch, for people and trackers; only `held_until` is compared. JSON columns
 hold plain JSON. A NaN value is stored as NULL, infinities as themselves.
 
 `trials.revision` grows by one with every transaction that changes the trial; the rows that it wrote carry it, so a
@@ -147,6 +149,7 @@ workers = Table(
     Column("executor", String(32), nullable=False),
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double),
+    Column("schema", String(32)),  # of its release
 )
 
 attempts = Table(
@@ -212,6 +215,7 @@ checkpoints = Table(
     Column("fence", Integer, nullable=False),
     Column("revision", Integer, nullable=False),  # of its last change
     Column("at", Double, nullable=False),
+    Column("held_until", Double),  # retention leaves it alone before, since a backup needs it
     UniqueConstraint("trial_id", "path"),
 )
 
@@ -240,6 +244,7 @@ leases = Table(
     Column("pid", Integer),
     Column("pid_started", String(64)),
     Column("since", Double),
+    Column("schema", String(32)),  # of the owner's release
 )
 
 mirrors = Table(
@@ -299,4 +304,19 @@ audit = Table(
     Column("role", String(250)),  # of the server; null for SQLite
     Column("host", String(255), nullable=False),
     Column("command", Text, nullable=False),  # as it was typed, without passwords
+)
+
+quotas = Table(
+    "quotas",
+    metadata,
+    Column("person", String(250), primary_key=True),  # a role of the server, or a user of the system
+    Column("trials", Integer),  # that train at a time; null for no bound
+    Column("bytes", BigInteger),  # of kept checkpoints
+)
+
+compatibility = Table(  # one row
+    "compatibility",
+    metadata,
+    Column("schema", String(32), primary_key=True),  # the oldest whose releases may use the ledger
+    Column("release", String(32), nullable=False),  # the first release that has it, for messages
 )

@@ -87,20 +87,25 @@ def kept_paths(connection: Connection, study_id: int) -> dict[int, list[str]]:
 
 
 def needed(connection: Connection, study_id: int, sources: Sequence[str]) -> Iterator[str]:
-    """Yields the checkpoints among these, each as `<trial number>/<path>`, that open trials start from."""
+    """Yields the checkpoints among these, each as `<trial number>/<path>`, that open trials start from or a backup
+    holds."""
     for start in range(0, len(sources), PAGE):
         where = {"study": study_id, "sources": list(sources[start : start + PAGE])}
-        yield from connection.execute(sql.NEEDED, where).scalars()
+        yield from connection.execute(sql.NEEDED_OR_HELD, where).scalars()
 
 
-def drop(connection: Connection, study_id: int, number: int, trial_id: int, paths: Sequence[str]) -> bool:
-    """Marks checkpoints of a trial as deleted; returns False, changing nothing, if an open trial starts from one.
+def drop(
+    connection: Connection, study_id: int, number: int, trial_id: int, paths: Sequence[str], *, lost: bool = False
+) -> bool:
+    """Marks checkpoints of a trial as deleted; returns False, changing nothing, if an open trial starts from one of
+    them or a backup holds one. It holds none that is `lost` anyway.
 
     The rows are locked first, so that a transaction which is about to need one waits for this.
     """
     connection.execute(sql.LOCK_CHECKPOINTS, {"trial": trial_id, "paths": list(paths)})
     sources = [f"{number}/{path}" for path in paths]
-    if connection.execute(sql.NEEDED, {"study": study_id, "sources": sources}).first() is not None:
+    needed_here = sql.NEEDED if lost else sql.NEEDED_OR_HELD
+    if connection.execute(needed_here, {"study": study_id, "sources": sources}).first() is not None:
         return False
     raised = update(trials).where(trials.c.id == trial_id).values(revision=trials.c.revision + 1)
     revision = connection.execute(raised.returning(trials.c.revision)).scalar_one()

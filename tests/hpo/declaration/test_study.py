@@ -20,7 +20,7 @@ from hpo.declaration import content
 from hpo.declaration.identity import drift
 from hpo.declaration.loading import source_parts
 from hpo.declaration.spec import StudySpec
-from hpo.errors import SpaceError, StudyError, UserError
+from hpo.errors import SpaceError, StorageError, StudyError, UserError
 from hpo.ledger import Ledger
 from hpo.ledger.database.tables import asks, attempts, reports, studies, trials, workers
 from hpo.search.strategies.registry import default, make_strategy
@@ -286,6 +286,10 @@ def test_spec_survives_json_and_names_what_changed():
         metrics=["val/*"],
     )
     assert StudySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    for empty in (None, "none", [], {}, False):
+        assert StudySpec.from_json(spec.to_json() | {"later": empty}) == spec
+    with pytest.raises(StorageError, match=r"study 'toy' was begun by a newer release with later='a', which this one"):
+        StudySpec.from_json(spec.to_json() | {"later": "a", "other": None})
     changed = spec.model_copy(update={"seed": 2, "window": 8, "strategy": {"name": "asha", "eta": 4}})
     clauses = drift(spec.identity(), changed.identity())
     assert clauses[0] == "seed changed from 1 to 2" and clauses[2] == "window changed from 4 to 8"

@@ -12,15 +12,17 @@ import pytest
 from driven import driven
 from mirrored import Made
 from places import HARNESS
+from sqlalchemy import select, update
 from tiny_runs import PROMOTE, digest
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.driver.loop import Driver
 from hpo.driver.request import request_of
-from hpo.ledger import Ledger, queries
+from hpo.ledger import Ledger, checkpoints, queries
+from hpo.ledger.database import tables
 from hpo.ledger.rows import Connection
-from hpo.storage import backup, reconcile
+from hpo.storage import backup, gc, reconcile
 from hpo.storage.artifacts import attach
 from hpo.storage.home import Home
 from trainer.checkpoint.manifest import MANIFEST
@@ -85,6 +87,30 @@ def test_what_is_gone_is_named(made, tmp_path):
     assert gone[0]["sha256"] == checkpoint.sha256 and gone[1]["sha256"] is None
 
 
+def test_retention_leaves_alone_what_a_backup_holds(made, tmp_path):
+    target = tmp_path / "backup"
+    made.ask()
+    taken = made.claim()
+    saved = made.checkpoint(taken, 1)
+    made.report(taken, 1, {"val/loss": 0.5}, epoch=1, checkpoint=saved)
+    command(made.home, "--to", str(target), "--keep-for", "7d")
+
+    def dropped_by_a_worker() -> set[str]:
+        return made.ledger.transact(lambda c: checkpoints.change(c, taken, {saved.path.name: {"state": "deleted"}}))
+
+    assert dropped_by_a_worker() == {saved.path.name}, "it is needed"
+    later = made.checkpoint(taken, 2)
+    made.report(taken, 2, {"val/loss": 0.5}, epoch=2, checkpoint=later)
+    made.finish(taken, "complete", 2, [0.4])  # better than trial 0
+    assert gc.collect(made.ledger, made.home, "s").dropped == []
+    assert command(made.home, "--check", str(target)) == "none of 4 objects is gone.\n"
+    rows = tables.checkpoints
+    with made.ledger.write() as connection:
+        assert set(connection.execute(select(rows.c.held_until.is_(None)).order_by(rows.c.id)).scalars()) == {0, 1}
+        connection.execute(update(rows).values(held_until=rows.c.held_until - 7 * 86400 - 1))
+    assert len(gc.collect(made.ledger, made.home, "s").dropped) == 2
+
+
 def test_bad_input_is_refused_in_a_sentence(made, tmp_path):
     target, full = tmp_path / "backup", tmp_path / "full"
     full.mkdir()
@@ -100,6 +126,9 @@ def test_bad_input_is_refused_in_a_sentence(made, tmp_path):
     assert "no study 'other'" in refused("--to", str(target), "--study", "other")
     assert not target.exists()
     assert "name one directory" in refused()
+    assert "is copied by this command: name a directory by --to" in refused("--keep-for", "7d")
+    assert "give it with --to" in refused("--keep-for", "7d", "--check", str(full))
+    assert "is not a length of time" in refused("--keep-for", "soon", "--to", str(target))
     assert "name one directory" in refused("--to", str(target), "--check", str(full))
     assert "holds no complete backup" in refused("--check", str(full))
     command(made.home, "--to", str(target))
@@ -133,13 +162,16 @@ def test_a_restored_ledger_of_postgresql_ends_as_the_uninterrupted_study(tmp_pat
         app, ["backup", "--to", str(tmp_path / "b"), "--home", str(home.root), "--storage", storage]
     )
     assert ran.exit_code == 2 and "pg_dump" in ran.output and not (tmp_path / "b").exists()
+    held = CliRunner().invoke(app, ["backup", "--keep-for", "7d", "--home", str(home.root), "--storage", storage])
+    assert held.exit_code == 0 and "until then: now run `pg_dump --format=custom`" in held.stdout
     subprocess.run([server.programs / "pg_dump", "--format=custom", f"--file={dump}", address], check=True)
     assert drive(storage, home) == "complete"
     restore = [server.programs / "pg_restore", "--clean", "--if-exists", "--exit-on-error", f"--dbname={address}", dump]
     subprocess.run(restore, check=True)
     with closing(Ledger(storage)) as ledger:
         study = ledger.look(lambda connection: queries.study_row(connection, "tiny"))
-        assert reconcile.reconcile(ledger, home, study, None) != []
+        changes = reconcile.reconcile(ledger, home, study, None)
+        assert changes != [] and not any("gone" in change for change in changes), "all that it needs was held"
     assert drive(storage, home) == "complete"
     golden = f"sqlite:///{tmp_path / 'golden.db'}"
     assert drive(golden, Home(tmp_path / "golden")) == "complete"

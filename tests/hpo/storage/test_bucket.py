@@ -28,7 +28,7 @@ from hpo.driver.loop import Driver
 from hpo.driver.request import request_of
 from hpo.ledger import Ledger, leases, queries, transactions
 from hpo.ledger.database.tables import attempts, checkpoints, events, studies, trials
-from hpo.storage import artifacts, gc, locations, metrics_json
+from hpo.storage import artifacts, backup, gc, locations, metrics_json
 from hpo.storage.home import Home
 from hpo.storage.metrics_json import Results
 from hpo.tracking import mirror_process
@@ -111,6 +111,17 @@ def test_a_restored_ledger_and_its_bucket_become_one_again(tmp_path, bucket):
     assert drive(storage, Home(tmp_path / "second"), bucket, bound=4, **PROMOTE) == "complete"
     with closing(Ledger(storage)) as ledger:
         assert digest(ledger) == ended and differences(ledger, Home(tmp_path / "second")) == []
+
+
+def test_a_backup_of_a_study_in_a_bucket_names_what_is_gone(promoted, tmp_path):
+    ledger, home = promoted
+    written = backup.write(ledger, home, ["tiny"], tmp_path / "backup")
+    listed = backup.read(tmp_path / "backup")
+    assert listed == written and [place.bucket for place in listed.places] != [""]
+    assert backup.check(listed, home, ["tiny"]) == []
+    dropped = gc.collect(ledger, home, "tiny", keep_best=1).dropped
+    gone = backup.check(listed, home, ["tiny"])
+    assert len(gone) == len(dropped) > 0 and {entry.kind for entry in gone} == {"checkpoint"}
 
 
 def test_trials_that_pause_go_on_from_homes_that_share_no_directory(promoted, tmp_path):

@@ -1,0 +1,91 @@
+"""Whether what a search of `atft` chooses holds on days that no search has seen.
+
+    python bench/choice.py --home DIR [--first 100] [--markets 4] [--trials 50] [--confirm 5x3folds] [--seeds 2]
+
+On each market (`data.seed`) a search is run and confirmed; a home goes on from what it has. Three configurations are
+then trained anew under other seeds and judged on the test days: the default, the trial with the best value of the
+search, and the trial that `hpo best` names after the confirmation. A fourth row is that trial or, where the default
+has the better mean in the confirmation, the default. Printed are the tables of `studies.atft.results`: RankIC and, as
+agreement, the rank correlation with the known conditional mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import hpo
+from bench.machine import machine
+from hpo.search.confirming import DEFAULT_NAME
+from hpo.space.config import apply, parse_override
+from studies.atft.baseline import positive
+from studies.atft.config import Config
+from studies.atft.results import DEFAULT, measured, report
+
+BEST_VALUE, CONFIRMED, ADVISED = "best value", "confirmed", "confirmed or default"
+
+
+def searched(options: argparse.Namespace, market: int, overrides: dict[str, Any]) -> hpo.StudyHandle:
+    """Returns the confirmed study of a market."""
+    start = time.perf_counter()
+    study = hpo.run(
+        "atft",
+        name=f"market-{market}",
+        trials=options.trials,
+        workers=options.workers,
+        confirm=options.confirm,
+        learn_from="none",
+        overrides={"data.seed": market, **overrides},
+        home=options.home,
+        progress=False,
+    )
+    print(f"market {market}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    return study
+
+
+def chosen(study: hpo.StudyHandle) -> dict[str, dict[str, Any]]:
+    """Returns the parameters of each choice; those of the default are empty."""
+    best = study.best
+    seeds = best["seeds"]
+    first = min(seeds["selected"], key=int)
+    default_leads = any(rival["name"] == DEFAULT_NAME and rival["ahead"]["mean"] < 0 for rival in seeds["rivals"])
+    print(f"  {study.name}: value {first}, confirmed {best['number']}, default leads: {default_leads}", file=sys.stderr)
+    return {
+        BEST_VALUE: study.trial(int(first))["params"],
+        CONFIRMED: best["params"],
+        ADVISED: {} if default_leads else best["params"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--home", type=Path, required=True, help="of the studies, and of the scores of trainings")
+    parser.add_argument("--first", type=int, default=100, metavar="N", help="the markets N, N + 1, ...")
+    parser.add_argument("--markets", type=positive, default=4)
+    parser.add_argument("--trials", type=positive, default=50)
+    parser.add_argument("--confirm", default="5x3folds")
+    parser.add_argument("--workers", type=positive, default=2)
+    parser.add_argument("--seeds", type=positive, default=2, help="of the trainings that are judged")
+    parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
+    options = parser.parse_args()
+    overrides = dict(parse_override(text) for text in options.overrides)
+    torch.set_num_threads(1)
+    print(machine())
+    cells = []
+    for market in range(options.first, options.first + options.markets):
+        choices = chosen(searched(options, market, overrides))
+        base = apply(Config(), {"data.seed": market, "data.split.test": True, **overrides})
+        rows = {DEFAULT: base} | {name: apply(base, params) for name, params in choices.items()}
+        cells.append(measured(base, rows, options.seeds, options.home / "scores"))
+    print(report(cells, base.data.horizons))
+
+
+if __name__ == "__main__":
+    main()
