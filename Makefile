@@ -22,7 +22,7 @@ WHOLE := $(filter $(BUNDLED),$(HPO_STUDY))$(foreach mark,. / :,$(findstring $(ma
 PREFIX := $(if $(strip $(WHOLE)),,$(lastword $(foreach name,$(BUNDLED),$(if $(filter $(name)_%,$(HPO_STUDY)),$(name)))))
 STUDY := $(or $(PREFIX),$(HPO_STUDY))
 SAY_STUDY := $(if $(PREFIX),@echo "HPO_STUDY=$(HPO_STUDY) stands for the study $(PREFIX) under the name $(NAME)." >&2)
-ONE_TRIAL := --trials 1 --sampler random --strategy none
+ONE_TRIAL := --trials 1 --sampler random --strategy none --confirm none
 # A checksum of the file $(1) and of what HPO_ARGS says of the training, not of where it runs: another configuration is
 # trained under another name.
 WHERE := workers|executor|cpus-per-worker|gpus-per-worker|tracking-uri|checkpoints
@@ -96,7 +96,7 @@ hpo-setup:  ## install what searches need; more: EXTRAS='ray s3'
 
 smoke:  ## run four trials of one epoch
 	$(SAY_STUDY)
-	$(HPO) run --study $(STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none \
+	$(HPO) run --study $(STUDY) --name $(NAME)-smoke-$(sum) --trials 4 --sampler random --strategy none --confirm none \
 		-o train.num_epochs=1 $(HPO_ARGS)
 
 train-atft:  ## train atft once; full size: HPO_ARGS='-o preset=full'

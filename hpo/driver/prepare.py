@@ -9,21 +9,24 @@ from dataclasses import replace
 
 from hpo.declaration import preflight
 from hpo.declaration.references import load
+from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
+from hpo.door import option
 from hpo.driver import lane_width
 from hpo.driver.executor_options import decides
 from hpo.driver.plan import RunPlan, plan, replanned
 from hpo.driver.request import RunRequest
 from hpo.driver.resolve import begun_declaration, check_names, configured
 from hpo.driver.stored import declaration, read_study, with_lessons
-from hpo.errors import NoLedger
+from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.tracking.uri import check_uri
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.prepared import Prepared
+from trainer.errors import DataError
 
 
 def prepare(request: RunRequest, prepared: Prepared | None, ends: ExitStack) -> tuple[RunPlan, Ledger | None]:
@@ -64,10 +67,42 @@ def _allowed(planned: RunPlan, prepared: Prepared | None) -> RunPlan:
     here, begun = not elsewhere(placement.executor), planned.stored.row is not None
     preflight.check(planned.resolved, options=request.study.one_by_one, here=here, begun=begun)
     data = study.check_data()
+    request, short = (request, "") if begun else _with_folds_that_fit(request, planned.resolved)
     request.home.create()
     options = replace(planned.options, checkpoints=checkpoints, data=data, prepared=prepared)
-    lanes = lane_width.decided(request, planned.resolved, planned.stored.spec, placement, prepared)
-    return replanned(replace(planned, options=options), *lanes)
+    with_lanes, measured = lane_width.decided(request, planned.resolved, planned.stored.spec, placement, prepared)
+    notice = "; ".join(filter(None, (short, measured)))
+    return replanned(replace(planned, options=options), with_lanes, notice)
+
+
+def _with_folds_that_fit(request: RunRequest, resolved: ResolvedStudy) -> tuple[RunRequest, str]:
+    """Returns the request, and a notice if the data is too short for the folds of the confirming phase.
+
+    Tries the first fold, which trains on the least. Folds that the study declares are then left out, and the phase has
+    other seeds alone. Raises UserError for folds that the request asks for.
+    """
+    confirm, study = resolved.confirms, resolved.study
+    if confirm is None or not confirm.by_fold:
+        return request, ""
+    fold = study.folds[0]
+    try:
+        study.configure(fold).check_data()
+    except DataError as error:
+        seeds = str(replace(confirm, by_fold=False))
+        if request.search.confirm is not None:
+            settings = ", ".join(f"{path}={value}" for path, value in fold.items())
+            raise UserError(
+                f"{option('confirm', str(confirm))}: the fold of {settings} cannot be trained: {error} Or confirm "
+                f"under other seeds alone, by {option('confirm', seeds)}."
+            ) from error
+        search = replace(request.search, confirm=seeds)
+        return replace(request, search=search), f"{option('confirm', seeds)}: without folds, for which {_clause(error)}"
+    return request, ""
+
+
+def _clause(error: DataError) -> str:
+    """Returns an error's first clause, without its remedy, which is for those who ask for folds."""
+    return str(error).partition(";")[0]
 
 
 def _known(request: RunRequest) -> Ledger | None:

@@ -71,8 +71,10 @@ STUDY = Study(
     },
     data_paths=("data.path",),
     hold_out={"data.split.test": True},
-    # A trial is selected by the last block of validation days; the three blocks before it select nothing.
-    folds=[{"data.split.num_folds": 4, "data.split.fold": fold} for fold in range(3)],
+    # A trial is selected by the last block of validation days; the three blocks before it select nothing. The first
+    # of them leaves the preset `small` 50 days to train on.
+    folds=[{"data.split.num_folds": 4, "data.split.fold": fold, "data.split.min_train_days": 50} for fold in range(3)],
+    confirm="5x3folds",
     read_when=READ_WHEN,
     sampler="tpe",
     strategy={"name": "asha", "min_epochs": 1},  # of four epochs

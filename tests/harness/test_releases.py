@@ -14,11 +14,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from kill import Golden, Run, check_sound, end_all, first_claim, shared_golden
+from kill import Golden, Run, check_sound, end_all, first_claim, shared_golden, wait_until
 from places import ROOT
 from sqlalchemy import select
 
-from hpo.ledger.database.tables import attempts, workers
+from hpo.ledger.database.tables import attempts, trials, workers
 from hpo.storage.home import Home
 
 pytestmark = pytest.mark.whole
@@ -68,6 +68,7 @@ def test_a_worker_of_the_other_release_joins(tmp_path, baseline, golden, older_d
     environs = (baseline, {}) if older_drives else ({}, baseline)
     drives, joins = of_both(tmp_path / "home", DRIVEN, environs)
     driver = drives.run()
+    wait_until(lambda: drives.glance(select(trials.c.id).limit(1)), driver)
     storage = Home(drives.home).storage
     joined = [run.start("worker", "--storage", storage, "--study", "tiny", "--stay") for run in (drives, joins)]
     first_claim(drives, driver)

@@ -19,6 +19,7 @@ from hpo.space.space import Space
 from hpo.storage.home import Home
 from studies.atft import STUDY
 from studies.atft.phases import plan
+from studies.atft.split import walk_forward
 
 pytestmark = pytest.mark.whole
 
@@ -178,3 +179,22 @@ def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
     assert curves["train/lr"][1:] == pytest.approx(rates[1:])
     assert rates[-1] < rates[0], "nothing was tested"
     assert bad == 3 and len(rates) < 8
+
+
+def test_a_market_too_short_for_the_folds_is_confirmed_without_them(searched, tmp_path):
+    """Folds that the study declares are left out and that is said; folds that are asked for are refused."""
+    with Ledger(searched.storage).read() as connection:
+        assert queries.study_row(connection, "atft").spec.confirm == "5x3"
+    result = run(Home.at(tmp_path), "--study", "atft", "--trials", "2", "--confirm", "1x3folds")
+    assert result.exit_code == 2, result.output
+    assert "data.split.fold=0" in result.stderr and "the split takes 370" in result.stderr
+    assert "Or confirm under other seeds alone, by --confirm 1x3." in result.stderr
+
+
+def test_each_fold_of_each_preset_leaves_days_to_train_on():
+    for preset in (None, "small", "full"):
+        study = STUDY.configure({} if preset is None else {"preset": preset})
+        for fold in study.folds:
+            data = study.configure(fold).config.data
+            days = walk_forward(data.market.num_days, data)
+            assert len(days.train) >= 50 and days.val[-1] < walk_forward(data.market.num_days, study.config.data).val[0]
