@@ -37,6 +37,7 @@ from trainer.optim import build as optim
 from trainer.optim.base import Own
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau
+from trainer.optim.schedule_free import ScheduleFree
 from trainer.optim.sophia import Sophia
 from trainer.runtime.epochs import Epochs
 from trainer.state import TrainState
@@ -93,6 +94,19 @@ def lion(p, g, s, t, c):
     (b1, b2), m = c["betas"], s.get("m", np.zeros_like(g))
     s["m"] = b2 * m + (1 - b2) * g
     return p - c["lr"] * (np.sign(b1 * m + (1 - b1) * g) + c["weight_decay"] * p)
+
+
+def schedule_free(p, g, s, t, c):
+    """Defazio et al. 2024, algorithm 1: p is y; v is divided by its bias and w is of the largest lr, as the authors'."""
+    (b1, b2), (x, z) = c["betas"], s.get("points", (p, p))
+    s["v"] = b2 * s.get("v", 0) + (1 - b2) * g * g
+    s["lr"] = max(s.get("lr", 0), c["lr"])
+    s["sum"] = s.get("sum", 0) + s["lr"] ** 2
+    z = z - c["lr"] * g / (np.sqrt(s["v"] / (1 - b2**t)) + c["eps"]) - c["lr"] * c["weight_decay"] * p
+    share = s["lr"] ** 2 / s["sum"]
+    x = (1 - share) * x + share * z
+    s["points"] = x, z
+    return (1 - b1) * z + b1 * x
 
 
 def sophia(p, g, s, t, c):
@@ -213,6 +227,7 @@ CASES = {
     "lamb": (ADAM, lamb),
     "lars": (SGD | {"lr": 2.0, "trust_coefficient": 0.01}, lars),
     "lion": ({"lr": 0.01, "weight_decay": 0.3, "betas": (0.8, 0.95)}, lion),
+    "schedule_free": (ADAM, schedule_free),
     "sophia": (ADAM | {"gamma": 0.05, "update_every": 3}, sophia),
     "adafactor": ({"lr": 0.02, "weight_decay": 0.1, "beta2_decay": -0.7, "clip_threshold": 1.0}, adafactor),
     "sm3": (SGD, sm3),
@@ -479,6 +494,8 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name, par
         ({"name": "sgd", "implementation": "fused"}, {"tensor": 2}, "'fused', which sgd has for whole parameters"),
         ({"name": "sophia"}, {"data": 2, "shard": "zero1"}, "leave parallel.shard out"),
         ({"name": "sophia"}, {"pipeline": 2}, "leave parallel.pipeline out"),
+        ({"name": "schedule_free"}, {"data": 2, "shard": "zero1"}, "average each rank evaluates whole.*leave parallel"),
+        ({"name": "schedule_free"}, {"pipeline": 2}, "optim.name=schedule_free needs the whole model"),
     ],
 )
 def test_what_ranks_cannot_step_is_refused_before_they_start(optim, parallel, said):
@@ -606,6 +623,44 @@ def test_soap_starts_from_eigenbases():
             torch.testing.assert_close(basis.T @ basis, torch.eye(len(gram), dtype=p.dtype))
             diagonal = basis.T @ gram @ basis
             torch.testing.assert_close(diagonal, torch.diag(diagonal.diag()), atol=1e-9, rtol=0)
+
+
+def test_schedule_free_averages_its_steps_by_the_squares_of_their_rates():
+    """Its x equals algorithm 1's through a warmup, a fall and a step without a gradient."""
+    net, config = model(), config_of("schedule_free")
+    optimizer = optim.build(config, net)
+    assert isinstance(optimizer, ScheduleFree)
+    assert not optimizer.averaged()
+    y = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+    states, steps = {name: {} for name in y}, dict.fromkeys(y, 0)
+    for t, lr in enumerate((0.01, 0.02, 0.04, 0.04, 0.01, 0.002), start=1):
+        gradients(net, t)
+        net[1].weight.grad = None if t == 3 else net[1].weight.grad
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        for name, p in net.named_parameters():
+            if p.grad is not None:
+                steps[name] += 1
+                c = config.hyperparameters | {"lr": lr, "weight_decay": 0.1 if p.ndim > 1 else 0.0}
+                y[name] = schedule_free(y[name], p.grad.numpy(), states[name], steps[name], c)
+    points = optimizer.averaged()
+    for name, p in net.named_parameters():
+        x, _ = states[name]["points"]
+        np.testing.assert_allclose(points[p].numpy(), x, rtol=1e-9)
+        np.testing.assert_allclose(p.detach().numpy(), y[name], rtol=1e-9)
+        assert np.abs(x - y[name]).max() > 1e-4
+
+
+def test_schedule_free_refuses_a_second_average():
+    for fields, sentence in (
+        ({"wrap": "lookahead"}, "wrap is 'lookahead', which moves the weights, and schedule_free computes"),
+        ({"beta1": 0.0}, "the first of betas is 0.*set it above 0"),
+    ):
+        with pytest.raises(ValidationError, match=sentence):
+            OptimConfig(name="schedule_free", **fields)
+    with pytest.raises(ValidationError, match=r"average.name is 'ema', and optim.name=schedule_free averages.*leave av"):
+        TrainConfig(optim=OptimConfig(name="schedule_free"), average=AverageConfig(name="ema"))
 
 
 def test_sophia_estimates_the_hessians_diagonal():

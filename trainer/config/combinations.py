@@ -24,6 +24,14 @@ def _nothing_is_ignored(config: TrainConfig) -> None:
         raise ValueError(sentences[0])
 
 
+def _weights_have_one_average(config: TrainConfig) -> None:
+    if config.optim.averages and config.average.name != "none":
+        raise ValueError(
+            f"average.name is {config.average.name!r}, and optim.name={config.optim.name} averages the weights itself: "
+            "leave average out, or choose adamw."
+        )
+
+
 def _noise_is_measurable(config: TrainConfig) -> None:
     if config.gradients.noise_scale and (config.fixed_micro_batch_size or config.batch_size) >= config.batch_size:
         raise ValueError(
@@ -100,6 +108,11 @@ def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
         )
     if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
         raise ValueError("optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto.")
+    if optim.averages and parallel.shard == "zero1":
+        raise ValueError(
+            f"optim.name is {optim.name!r}, whose average each rank evaluates whole, and parallel.shard=zero1 gives a "
+            "rank the optimizer's state of some parameters: choose adamw, or leave parallel.shard out."
+        )
     if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
         divider = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
         raise ValueError(
@@ -191,7 +204,7 @@ def _whole(config: TrainConfig, *wraps: str) -> list[str]:
     holds = {
         f"precision={config.precision}": config.precision in ("fp16", "fp8"),
         f"gradients.noise={config.gradients.noise}": bool(config.gradients.noise),
-        "optim.name=ranger": config.optim.name == "ranger",
+        f"optim.name={config.optim.name}": config.optim.name in ("ranger", "schedule_free"),
         f"optim.wrap={config.optim.wrap}": config.optim.wrap in wraps,
         f"average.name={config.average.name}": config.average.name != "none",
     }
@@ -225,6 +238,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
 
 _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _nothing_is_ignored,
+    _weights_have_one_average,
     _noise_is_measurable,
     _folds_are_possible,
     _lanes_do_the_same,

@@ -56,6 +56,11 @@ OPTIMIZERS: dict[str, Known] = {
         "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
     ),
     "lion": Known("trainer.optim.lion:Lion", {"lr": 3e-4, "weight_decay": 0.03, "betas": (0.9, 0.99)}),
+    "schedule_free": Known(
+        "trainer.optim.schedule_free:ScheduleFree",
+        _ADAM | {"lr": 2.5e-3},
+        sharded=False,
+    ),
     "sophia": Known(
         "trainer.optim.sophia:Sophia",
         {"lr": 6e-4, "weight_decay": 0.2, "betas": (0.96, 0.99), "eps": 1e-12, "gamma": 0.01, "update_every": 10},
@@ -185,6 +190,11 @@ class OptimConfig(Frozen):
             return None
         return self.lookahead.k or (6 if self.name == "ranger" else 5)
 
+    @property
+    def averages(self) -> bool:
+        """Returns True if the optimizer averages the weights itself, and evaluations show that average."""
+        return self.name == "schedule_free"
+
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:
         if self.betas is not None and (self.beta1 is not None or self.beta2 is not None):
@@ -196,9 +206,23 @@ class OptimConfig(Frozen):
                 f"implementation={self.implementation!r} is for the optimizers of the table: leave it auto."
             )
         hyperparameters = self.hyperparameters
+        if self.averages:
+            self._check_average(hyperparameters["betas"][0])
         if hyperparameters.get("nesterov") and hyperparameters.get("momentum") == 0:
             raise ValueError("nesterov is true but momentum is 0: set momentum above 0, or nesterov to false.")
         return self
+
+    def _check_average(self, beta1: float) -> None:
+        if self.wrap == "lookahead":
+            raise ValueError(
+                f"wrap is 'lookahead', which moves the weights, and {self.name} computes their average from where its "
+                "own steps move them: leave wrap out, or choose adamw."
+            )
+        if beta1 == 0:
+            raise ValueError(
+                f"the first of betas is 0, the share of the average in the point at which {self.name} computes "
+                "gradients: set it above 0, to 0.9 for example."
+            )
 
     def _check_known(self, known: Known) -> None:
         names = [name for name in known.defaults if name in _HYPERPARAMETERS]

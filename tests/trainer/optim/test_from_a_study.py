@@ -38,7 +38,9 @@ def knowing(field: str) -> dict[str, set[str]]:
 # Each field of an optimizer that is a number, over the range that docs/guide/optimizers.md gives.
 SPACE = {
     "train.optim.name": Choice(list(OPTIMIZERS)),
-    "train.optim.wrap": Choice(["none", "lookahead", "sam"]),
+    "train.optim.wrap": Choice(
+        ["none", "lookahead", "sam"], when={"train.optim.name": set(OPTIMIZERS) - {"schedule_free"}}
+    ),
     "train.optim.lookahead.k": Int(2, 20, when={"train.optim.wrap": "lookahead"}),
     "train.optim.lookahead.alpha": Float(0.2, 0.8, when={"train.optim.wrap": "lookahead"}),
     "train.optim.sam.rho": Float(0.01, 0.5, log=True, when={"train.optim.wrap": "sam"}),
