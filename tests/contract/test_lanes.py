@@ -453,7 +453,7 @@ def test_a_lane_is_the_same_to_the_bit_among_any_others_in_any_order(task, tmp_p
 
 
 # Of those that sum alike one: by norms lamb, by the matrices of both sides soap.
-IN_BITS = ["adam", "lamb", "adafactor", "sm3", "muon", "soap"]
+IN_BITS = ["adam", "lamb", "adafactor", "sm3", "muon", "soap", "prodigy"]
 IN_BITS += [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "lars", "shampoo")]
 
 

@@ -191,6 +191,7 @@ VARIANTS = {
     "extra state": {"task": toy_with(Scheduled)},
     "extra state, averaged": {"task": toy_with(Scheduled), "average": {"name": "ema", "decay": 0.8}},
     "schedule_free": {"optim": {"name": "schedule_free"}, "schedule": {"warmup_steps": 3}},
+    "prodigy": {"optim": {"name": "prodigy", "d0": 1e-3}},
     "sophia": {"optim": {"name": "sophia", "update_every": 2}},
     "ranger": {"optim": {"name": "ranger", "lookahead": {"k": 4}}},
     "muon": {"optim": {"name": "muon"}},

@@ -97,6 +97,13 @@ def _what_is_recomputed_is_differentiated_once(config: TrainConfig) -> None:
             raise ValueError(f"activations.{name} does not go with {conflict}: leave one of them out.")
 
 
+_OF_ALL = {  # optimizers whose step is of all parameters
+    "sophia": "differentiates through all parameters at once",
+    "schedule_free": "is evaluated at an average of all parameters",
+    "prodigy": "estimates one distance from all parameters",
+}
+
+
 def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
     parallel, optim = config.parallel, config.optim
     known = OPTIMIZERS.get(optim.name)
@@ -108,16 +115,11 @@ def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
         )
     if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
         raise ValueError("optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto.")
-    if optim.averages and parallel.shard == "zero1":
-        raise ValueError(
-            f"optim.name is {optim.name!r}, whose average each rank evaluates whole, and parallel.shard=zero1 gives a "
-            "rank the optimizer's state of some parameters: choose adamw, or leave parallel.shard out."
-        )
-    if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
+    if optim.name in _OF_ALL and (parallel.pipeline > 1 or parallel.shard == "zero1"):
         divider = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
         raise ValueError(
-            f"optim.name is 'sophia', which differentiates through all parameters at once, and {divider} divides "
-            f"them: choose adamw or lion, or leave {divider.split('=')[0]} out."
+            f"optim.name is {optim.name!r}, which {_OF_ALL[optim.name]}, and {divider} divides them: choose adamw or "
+            f"lion, or leave {divider.split('=')[0]} out."
         )
 
 
@@ -204,7 +206,7 @@ def _whole(config: TrainConfig, *wraps: str) -> list[str]:
     holds = {
         f"precision={config.precision}": config.precision in ("fp16", "fp8"),
         f"gradients.noise={config.gradients.noise}": bool(config.gradients.noise),
-        f"optim.name={config.optim.name}": config.optim.name in ("ranger", "schedule_free"),
+        "optim.name=ranger": config.optim.name == "ranger",
         f"optim.wrap={config.optim.wrap}": config.optim.wrap in wraps,
         f"average.name={config.average.name}": config.average.name != "none",
     }

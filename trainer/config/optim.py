@@ -56,10 +56,9 @@ OPTIMIZERS: dict[str, Known] = {
         "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
     ),
     "lion": Known("trainer.optim.lion:Lion", {"lr": 3e-4, "weight_decay": 0.03, "betas": (0.9, 0.99)}),
-    "schedule_free": Known(
-        "trainer.optim.schedule_free:ScheduleFree",
-        _ADAM | {"lr": 2.5e-3},
-        sharded=False,
+    "schedule_free": Known("trainer.optim.schedule_free:ScheduleFree", _ADAM | {"lr": 2.5e-3}, sharded=False),
+    "prodigy": Known(
+        "trainer.optim.prodigy:Prodigy", _ADAM | {"lr": 1.0, "d0": 1e-6, "d_coef": 1.0}, sharded=False
     ),
     "sophia": Known(
         "trainer.optim.sophia:Sophia",
@@ -152,6 +151,8 @@ class OptimConfig(Frozen):
     beta2: Beta | None = None
     eps: Positive | None = None
     trust_coefficient: Positive | None = None  # lars: a step's size as a share of the layer's weights, at lr 1
+    d0: Positive | None = None  # prodigy: the first estimate of the distance to the solution
+    d_coef: Positive | None = None  # prodigy: factor of all later estimates
     gamma: Positive | None = None  # sophia: scales the curvature; the larger, the fewer entries are clipped
     update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between curvature updates
     max_dim: Annotated[int, Field(ge=1)] | None = None  # soap, shampoo: longer sides of a matrix stay as they are
