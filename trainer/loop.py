@@ -118,6 +118,7 @@ class Fit:
             lookahead=lookahead(config.optim, model),
             compiled=Compiled(model, self.reporter.event, records_graphs(config, device)) if config.compile else None,
             parallel=config.parallel.shape(),
+            cycles_momentum=config.schedule.cycles_momentum,
         )
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
         self.attributes = Attributes(model, None if config.optim.name in OPTIMIZERS else optimizer)

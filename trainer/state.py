@@ -24,7 +24,7 @@ from trainer.model.averaging import Average
 from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
 from trainer.optim.lookahead import Lookahead
-from trainer.optim.optimizer_state import Kept
+from trainer.optim.optimizer_state import MOMENTUM, Kept
 from trainer.optim.schedule import Plateau
 from trainer.runtime.epochs import Epochs
 from trainer.runtime.model_state import Saved
@@ -54,7 +54,7 @@ class TrainState:
     `epochs` has the number of windows in each epoch. `micro_batch_size` may be less than configured, if memory ran out.
     `keeper` is the optimizer that keeps the state, if another. `parallel` is how ranks share the work,
     `loaded_parallel` how they did when the state was saved. `report` is the report of a closed epoch that the state is
-    saved with, so that it can be made again.
+    saved with, so that it can be made again. `cycles_momentum`: the schedule sets the momentum at each step.
     """
 
     model: nn.Module
@@ -75,12 +75,14 @@ class TrainState:
     epoch: int = 0
     position: int = 0
     report: dict[str, Any] | None = None
+    cycles_momentum: bool = False
     loaded_parallel: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         self._saved = Saved(self.model)
-        self._kept = Kept(self.optimizer, self.keeper or self.optimizer, names)
+        scheduled = MOMENTUM if self.cycles_momentum else ()
+        self._kept = Kept(self.optimizer, self.keeper or self.optimizer, names, scheduled)
 
     @property
     def windows(self) -> int:

@@ -23,6 +23,7 @@ from trainer.model.offload import Offload
 from trainer.model.precision import autocast, underflow
 from trainer.model.running_statistics import RunningStatistics
 from trainer.optim.sam import Sam
+from trainer.optim.schedule import momentum, set_momentum
 from trainer.optim.sophia import Sophia
 from trainer.optim.unwrapped_step import unmarked
 from trainer.ranks import Solo
@@ -49,6 +50,7 @@ class Stepper:
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
+        self.momentum_at = momentum(config.schedule, total, state.epochs)
         self.module = ranks.module(state.model if state.compiled is None else state.compiled.module)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
@@ -71,6 +73,8 @@ class Stepper:
         s = self.state
         for group in s.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
+            if self.momentum_at is not None:
+                set_momentum(group, self.momentum_at(s.step))
         self.statistics.remember()
         window, norm = self._gradient(batches)
         if self.config.rollback.enabled and s.spikes.is_spike(loss := _mean(window)):

@@ -813,6 +813,7 @@ CONTRADICTIONS = {
     "precision": {"precision": "fp16"},
     "num_workers": {"num_workers": 1},
     "batch_growth": {"batch_growth": {"epochs": [1]}},
+    "schedule.one_cycle.momentum": {"schedule": {"name": "one_cycle", "one_cycle": {"momentum": [0.8, 0.9]}}},
     "micro_batch_size": {"micro_batch_size": "auto"},
     "memory_limit": {"memory_limit": "1GiB"},
     "optim.name": {"optim": {"name": "sophia"}},

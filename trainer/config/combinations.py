@@ -32,6 +32,21 @@ def _weights_have_one_average(config: TrainConfig) -> None:
         )
 
 
+def _momentum_can_be_cycled(config: TrainConfig) -> None:
+    optim, cycled = config.optim, "schedule.one_cycle.momentum"
+    if not config.schedule.cycles_momentum:
+        return
+    changeable = [name for name, known in OPTIMIZERS.items() if known.momentum]
+    if optim.name not in changeable:
+        raise ValueError(
+            f"{cycled} sets the momentum of each step, and optim.name={optim.name} has none that can change: choose "
+            f"one of {', '.join(changeable)}, or leave {cycled} out."
+        )
+    if (name := next((name for name in ("momentum", "betas", "beta1") if getattr(optim, name) is not None), None)):
+        instead = " and set optim.beta2 for the second of betas" if name == "betas" else ""
+        raise ValueError(f"optim.{name} is set, and {cycled} sets it at each step: leave optim.{name} out{instead}.")
+
+
 def _noise_is_measurable(config: TrainConfig) -> None:
     if config.gradients.noise_scale and (config.fixed_micro_batch_size or config.batch_size) >= config.batch_size:
         raise ValueError(
@@ -224,6 +239,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"num_workers={c.num_workers}": c.num_workers not in (0, "none"),
         f"num_threads={c.num_threads}": c.num_threads > 1,  # where threads meet depends on the number of lanes
         "batch_growth": bool(c.batch_growth.epochs),
+        "schedule.one_cycle.momentum": c.schedule.cycles_momentum,
         f"micro_batch_size={c.micro_batch_size}": c.micro_batch_size == "auto",
         "memory_limit": c.memory_limit is not None,
         f"optim.name={c.optim.name}": c.optim.name == "sophia",
@@ -241,6 +257,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
 _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _nothing_is_ignored,
     _weights_have_one_average,
+    _momentum_can_be_cycled,
     _noise_is_measurable,
     _folds_are_possible,
     _lanes_do_the_same,

@@ -28,7 +28,8 @@ class Known:
 
     `build` ("module:callable") takes the parameter groups and, by name, the `defaults` updated by the settings.
     `runs_as` has the quickest implementation first. `sharded`: it also works on parameters that ranks hold parts of.
-    `takes_complex`: complex parameters step as their real and imaginary parts.
+    `takes_complex`: complex parameters step as their real and imaginary parts. `averages`: evaluations show an average of
+    the weights that it computes.
     """
 
     build: str
@@ -36,6 +37,15 @@ class Known:
     runs_as: tuple[Implementation, ...] = ("foreach", "single")
     sharded: bool = True
     takes_complex: bool = False
+    averages: bool = False
+
+    @property
+    def momentum(self) -> bool:
+        """Returns True if it has a momentum that a schedule may change: one of its own, or the first of its betas.
+
+        The first beta of an optimizer that averages says where one point lies between two others, and stays.
+        """
+        return not self.averages and ("momentum" in self.defaults or "betas" in self.defaults)
 
 
 _OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # for an optimizer given by its dotted path
@@ -56,10 +66,10 @@ OPTIMIZERS: dict[str, Known] = {
         "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
     ),
     "lion": Known("trainer.optim.lion:Lion", {"lr": 3e-4, "weight_decay": 0.03, "betas": (0.9, 0.99)}),
-    "schedule_free": Known("trainer.optim.schedule_free:ScheduleFree", _ADAM | {"lr": 2.5e-3}, sharded=False),
-    "prodigy": Known(
-        "trainer.optim.prodigy:Prodigy", _ADAM | {"lr": 1.0, "d0": 1e-6, "d_coef": 1.0}, sharded=False
+    "schedule_free": Known(
+        "trainer.optim.schedule_free:ScheduleFree", _ADAM | {"lr": 2.5e-3}, sharded=False, averages=True
     ),
+    "prodigy": Known("trainer.optim.prodigy:Prodigy", _ADAM | {"lr": 1.0, "d0": 1e-6, "d_coef": 1.0}, sharded=False),
     "sophia": Known(
         "trainer.optim.sophia:Sophia",
         {"lr": 6e-4, "weight_decay": 0.2, "betas": (0.96, 0.99), "eps": 1e-12, "gamma": 0.01, "update_every": 10},
@@ -193,8 +203,8 @@ class OptimConfig(Frozen):
 
     @property
     def averages(self) -> bool:
-        """Returns True if the optimizer averages the weights itself, and evaluations show that average."""
-        return self.name == "schedule_free"
+        """Returns True if evaluations show an average of the weights that the optimizer computes."""
+        return self.name in OPTIMIZERS and OPTIMIZERS[self.name].averages
 
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:
