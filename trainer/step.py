@@ -17,6 +17,7 @@ from trainer.data.loader import Filler
 from trainer.errors import TrainerError
 from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.clip import GradientRules
+from trainer.gradients.conflicts import without_conflicts
 from trainer.gradients.nonfinite import Flags, skips_on_device
 from trainer.gradients.penalty import differentiable, penalised
 from trainer.model.offload import Offload
@@ -149,11 +150,18 @@ class Stepper:
         """Runs a forward and a backward pass of each micro-batch; returns their totals over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
+        if self.config.gradients.conflicts == "pcgrad":
+            return without_conflicts(batches, self.loss, self.params, self._order())
         with differentiable(self.config.gradients):
             window = accumulate(batches, self.loss, probe, self.ranks)
         if any(p.grad is not None and p.grad.is_sparse for p in self.params):
             raise self._sparse()
         return self.ranks.total(window, self.params)
+
+    def _order(self) -> Callable[[int], list[int]]:
+        """Returns a function that draws orders of a number of parts: the same in each pass of a step."""
+        generator = torch.Generator().manual_seed(derive(self.config.seed, "conflicts", self.state.step))
+        return lambda count: torch.randperm(count, generator=generator).tolist()
 
     def _sparse(self) -> TrainerError:
         names = (name for name, p in self.state.model.named_parameters() if p.grad is not None and p.grad.is_sparse)

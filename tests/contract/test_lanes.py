@@ -821,6 +821,7 @@ CONTRADICTIONS = {
     "activations.checkpoint": {"activations": {"checkpoint": "selective"}},
     "activations.offload": {"activations": {"offload": "cpu"}},
     "gradients.penalty": {"gradients": {"penalty": 1.0}},
+    "gradients.conflicts": {"gradients": {"conflicts": "pcgrad"}},
     "gradients.noise_scale": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
     "rollback.enabled": {"rollback": {"enabled": True}},
     "checkpoint.asynchronous": {"checkpoint": {"asynchronous": True}},

@@ -78,6 +78,25 @@ def _lanes_do_the_same(config: TrainConfig) -> None:
         )
 
 
+def _conflicts_are_found_by_one_process(config: TrainConfig) -> None:
+    """Refuses conflicts of gradients with settings under which the parts of a loss are not differentiated one by one."""
+    others = {
+        "compile": bool(config.compile),
+        "parallel, where the gradients of other ranks are missing": config.parallel.ranks > 1,
+        f"activations.checkpoint={config.activations.checkpoint}": config.activations.checkpoint != "none",
+        f"activations.offload={config.activations.offload}": config.activations.offload != "none",
+        "gradients.penalty, which is no part of the loss": config.gradients.penalty is not None,
+        "gradients.noise_scale, which measures whole gradients": config.gradients.noise_scale,
+        "memory_limit, by an estimate that knows one gradient": config.memory_limit is not None,
+        "micro_batch_size=auto, by an estimate that knows one gradient": config.micro_batch_size == "auto",
+    }
+    if config.gradients.conflicts != "none" and (conflict := _first(others)):
+        raise ValueError(
+            f"gradients.conflicts={config.gradients.conflicts} takes the gradient of each part of the loss, which does "
+            f"not go with {conflict}: leave one of them out."
+        )
+
+
 def _penalty_is_differentiable(config: TrainConfig) -> None:
     """Refuses a penalty with settings that cannot give the second derivatives it needs."""
     others = {
@@ -247,6 +266,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"activations.checkpoint={c.activations.checkpoint}": c.activations.checkpoint != "none",
         f"activations.offload={c.activations.offload}": c.activations.offload != "none",
         "gradients.penalty": c.gradients.penalty is not None,
+        f"gradients.conflicts={c.gradients.conflicts}": c.gradients.conflicts != "none",
         "gradients.noise_scale": c.gradients.noise_scale,
         "rollback.enabled": c.rollback.enabled,
         "checkpoint.asynchronous": c.checkpoint.asynchronous,
@@ -261,6 +281,7 @@ _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _noise_is_measurable,
     _folds_are_possible,
     _lanes_do_the_same,
+    _conflicts_are_found_by_one_process,
     _penalty_is_differentiable,
     _sophia_is_differentiable,
     _what_is_recomputed_is_differentiated_once,

@@ -25,6 +25,7 @@ class GradientConfig(Frozen):
     normalize: Literal["none", "global", "parameter"] = "none"  # to norm 1, of all parameters together or of each
     noise: Positive | None = None  # eta of added noise of variance eta/(1 + step)^noise_decay; 0.01 to 1 in the paper
     noise_decay: NonNegative = 0.55
+    conflicts: Literal["none", "pcgrad"] = "none"  # pcgrad: project the gradients of the loss's parts off each other
     noise_scale: bool = False  # report train/noise_scale, from the micro-batches of each window
     penalty: Positive | None = None  # weight of (|slope| - penalty_norm)^2, of the mean over samples; 10 in the paper
     penalty_norm: NonNegative = 1.0
