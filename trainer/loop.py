@@ -14,6 +14,7 @@ from trainer.config.optim import OPTIMIZERS
 from trainer.data import Loader
 from trainer.distributed.join import join
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
+from trainer.gradients.balance import balance_of
 from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.gradients.loss_spikes import RECENT, Spikes, as_json, loudest
 from trainer.memory.bound import memory_plan
@@ -116,6 +117,7 @@ class Fit:
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
             lookahead=lookahead(config.optim, model),
+            balance=balance_of(config.gradients, model, optimizer),
             compiled=Compiled(model, self.reporter.event, records_graphs(config, device)) if config.compile else None,
             parallel=config.parallel.shape(),
             cycles_momentum=config.schedule.cycles_momentum,

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError, ConfigError
+from trainer.gradients.balance import Balance
 from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping, read
@@ -70,6 +71,7 @@ class TrainState:
     keeper: Optimizer | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
+    balance: Balance | None = None
     compiled: Compiled | None = None
     step: int = 0
     epoch: int = 0
@@ -102,8 +104,10 @@ class TrainState:
 
         Tensors are not copied, and parameters stay parameters, so that the saver knows which are trained.
         """
-        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # one list for each rank
-        return compiled | {
+        extras: dict[str, Any] = {} if self.balance is None else {"balance": self.balance.state()}
+        if self.compiled is not None:
+            extras["compiled"] = [self.compiled.shapes]  # one list for each rank
+        return extras | {
             "model": self._saved.state(),
             "optimizer": self._kept.state(),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
@@ -146,6 +150,8 @@ class TrainState:
         }.items():
             if name not in omitted:
                 load(state[name])
+        if self.balance is not None and "balance" not in omitted:
+            self.balance.load(state.get("balance"))
         if self.compiled is not None and "compiled" not in omitted:
             shapes = state.get("compiled", [])
             self.compiled.load(shapes[0] if len(shapes) == 1 else [])
@@ -179,6 +185,8 @@ class TrainState:
         self.average.load(state["average"])
         if self.lookahead is not None:
             self.lookahead.load(state["lookahead"])
+        if self.balance is not None:
+            self.balance.load(state.get("balance"))
 
     def _load_model(self, value: dict[str, Any]) -> None:
         try:

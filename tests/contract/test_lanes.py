@@ -822,6 +822,7 @@ CONTRADICTIONS = {
     "activations.offload": {"activations": {"offload": "cpu"}},
     "gradients.penalty": {"gradients": {"penalty": 1.0}},
     "gradients.conflicts": {"gradients": {"conflicts": "pcgrad"}},
+    "gradients.balance": {"gradients": {"balance": "gradnorm"}},
     "gradients.noise_scale": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
     "rollback.enabled": {"rollback": {"enabled": True}},
     "checkpoint.asynchronous": {"checkpoint": {"asynchronous": True}},

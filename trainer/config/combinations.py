@@ -78,8 +78,8 @@ def _lanes_do_the_same(config: TrainConfig) -> None:
         )
 
 
-def _conflicts_are_found_by_one_process(config: TrainConfig) -> None:
-    """Refuses conflicts of gradients with settings under which the parts of a loss are not differentiated one by one."""
+def _parts_are_differentiated_one_by_one(config: TrainConfig) -> None:
+    """Refuses rules that compare the gradients of a loss's parts with settings that know the whole gradient alone."""
     others = {
         "compile": bool(config.compile),
         "parallel, where the gradients of other ranks are missing": config.parallel.ranks > 1,
@@ -90,10 +90,11 @@ def _conflicts_are_found_by_one_process(config: TrainConfig) -> None:
         "memory_limit, by an estimate that knows one gradient": config.memory_limit is not None,
         "micro_batch_size=auto, by an estimate that knows one gradient": config.micro_batch_size == "auto",
     }
-    if config.gradients.conflicts != "none" and (conflict := _first(others)):
+    if config.gradients.by_parts and (conflict := _first(others)):
+        rule = "conflicts=pcgrad" if config.gradients.conflicts != "none" else "balance=gradnorm"
         raise ValueError(
-            f"gradients.conflicts={config.gradients.conflicts} takes the gradient of each part of the loss, which does "
-            f"not go with {conflict}: leave one of them out."
+            f"gradients.{rule} takes the gradient of each part of the loss, which does not go with {conflict}: leave one "
+            "of them out."
         )
 
 
@@ -267,6 +268,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"activations.offload={c.activations.offload}": c.activations.offload != "none",
         "gradients.penalty": c.gradients.penalty is not None,
         f"gradients.conflicts={c.gradients.conflicts}": c.gradients.conflicts != "none",
+        f"gradients.balance={c.gradients.balance}": c.gradients.balance != "none",
         "gradients.noise_scale": c.gradients.noise_scale,
         "rollback.enabled": c.rollback.enabled,
         "checkpoint.asynchronous": c.checkpoint.asynchronous,
@@ -281,7 +283,7 @@ _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _noise_is_measurable,
     _folds_are_possible,
     _lanes_do_the_same,
-    _conflicts_are_found_by_one_process,
+    _parts_are_differentiated_one_by_one,
     _penalty_is_differentiable,
     _sophia_is_differentiable,
     _what_is_recomputed_is_differentiated_once,

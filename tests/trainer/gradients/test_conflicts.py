@@ -16,7 +16,8 @@ from trainer_runs import Toy, Trial, killed_at, uninterrupted
 
 from trainer.config import TrainConfig
 from trainer.errors import ConfigError
-from trainer.gradients.conflicts import projected, without_conflicts
+from trainer.gradients.conflicts import projected
+from trainer.gradients.parts import by_parts
 from trainer.losses import weighted_sum
 from trainer.task import Loss
 
@@ -77,9 +78,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_window(cuts):
         return weighted_sum(parts, {"a": 1.0, "b": 0.5})
 
     params = list(net.parameters())
-    window = without_conflicts(
-        [slice(*cut) for cut in itertools.pairwise(cuts)], loss_of, params, lambda count: range(count)
-    )
+    window = by_parts([slice(*cut) for cut in itertools.pairwise(cuts)], loss_of, params, order=lambda count: range(count))
     parts = loss_of(0, slice(0, 12)).parts
     gradients = np.stack(
         [
@@ -133,7 +132,7 @@ def test_a_loss_of_one_part_trains_as_without_it(tmp_path):
 
 
 def test_a_loss_without_parts_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"conflicts=pcgrad takes the gradient of each term.*weighted_sum"):
+    with pytest.raises(ConfigError, match=r"train.gradients.conflicts and .* compare the gradients of a loss.s parts.*weighted_sum"):
         Trial(tmp_path, Toy, **PCGRAD).attempt()
 
 
