@@ -162,7 +162,7 @@ class Stepper:
         return self.ranks.total(window, self.params)
 
     def _order(self) -> Order | None:
-        """Returns a function that draws orders of a number of parts, the same in each pass of a step; None if unused."""
+        """Returns a function that draws orders of a number of parts, the same in each pass of a step."""
         if self.config.gradients.conflicts == "none":
             return None
         generator = torch.Generator().manual_seed(derive(self.config.seed, "conflicts", self.state.step))

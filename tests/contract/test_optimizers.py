@@ -97,7 +97,7 @@ def lion(p, g, s, t, c):
 
 
 def schedule_free(p, g, s, t, c):
-    """Defazio et al. 2024, algorithm 1: p is y; v is divided by its bias and w is of the largest lr, as the authors'."""
+    """Defazio et al. 2024, algorithm 1: p is y; v has no bias and w is of the largest lr, as in schedulefree 1.4."""
     (b1, b2), (x, z) = c["betas"], s.get("points", (p, p))
     s["v"] = b2 * s.get("v", 0) + (1 - b2) * g * g
     s["lr"] = max(s.get("lr", 0), c["lr"])
@@ -686,7 +686,7 @@ def test_schedule_free_averages_its_steps_by_the_squares_of_their_rates():
 
 @rounds("foreach", [True, False])
 def test_prodigy_estimates_one_distance_for_all_parameters(foreach):
-    """On f(x) = |A (x - x*)|_1 smoothed, from d0 = 1e-5 on, by rates that rise and fall; d grows to the true distance."""
+    """On f(x) = |A (x - x*)|_1 smoothed, by rates that rise and fall; d grows up to the true distance."""
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)).double()
     targets = {name: np.random.default_rng(len(name)).normal(size=p.shape) for name, p in net.named_parameters()}
     config = OptimConfig(name="prodigy", d0=1e-5, d_coef=0.7, implementation="foreach" if foreach else "single")
@@ -696,9 +696,8 @@ def test_prodigy_estimates_one_distance_for_all_parameters(foreach):
     def gradient(points):
         return {name: np.tanh(3 * (p - targets[name])) for name, p in points.items()}
 
-    points = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
-    start, grown = points, 0
-    for rate, (d, points) in zip(rates, prodigys_steps(points, gradient, rates, config.hyperparameters), strict=True):
+    start, grown, d = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}, 0, 0.0
+    for rate, (d, points) in zip(rates, prodigys_steps(start, gradient, rates, config.hyperparameters), strict=True):
         before = optimizer.param_groups[0]["d"]
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -749,7 +748,9 @@ def test_schedule_free_refuses_a_second_average():
     ):
         with pytest.raises(ValidationError, match=sentence):
             OptimConfig(name="schedule_free", **fields)
-    with pytest.raises(ValidationError, match=r"average.name is 'ema', and optim.name=schedule_free averages.*leave av"):
+    with pytest.raises(
+        ValidationError, match=r"average.name is 'ema', and optim.name=schedule_free averages.*leave av"
+    ):
         TrainConfig(optim=OptimConfig(name="schedule_free"), average=AverageConfig(name="ema"))
 
 

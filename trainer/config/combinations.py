@@ -42,7 +42,7 @@ def _momentum_can_be_cycled(config: TrainConfig) -> None:
             f"{cycled} sets the momentum of each step, and optim.name={optim.name} has none that can change: choose "
             f"one of {', '.join(changeable)}, or leave {cycled} out."
         )
-    if (name := next((name for name in ("momentum", "betas", "beta1") if getattr(optim, name) is not None), None)):
+    if name := next((name for name in ("momentum", "betas", "beta1") if getattr(optim, name) is not None), None):
         instead = " and set optim.beta2 for the second of betas" if name == "betas" else ""
         raise ValueError(f"optim.{name} is set, and {cycled} sets it at each step: leave optim.{name} out{instead}.")
 
@@ -93,8 +93,8 @@ def _parts_are_differentiated_one_by_one(config: TrainConfig) -> None:
     if config.gradients.by_parts and (conflict := _first(others)):
         rule = "conflicts=pcgrad" if config.gradients.conflicts != "none" else "balance=gradnorm"
         raise ValueError(
-            f"gradients.{rule} takes the gradient of each part of the loss, which does not go with {conflict}: leave one "
-            "of them out."
+            f"gradients.{rule} takes the gradient of each part of the loss, which does not go with {conflict}: "
+            "leave one of them out."
         )
 
 

@@ -28,8 +28,8 @@ class Known:
 
     `build` ("module:callable") takes the parameter groups and, by name, the `defaults` updated by the settings.
     `runs_as` has the quickest implementation first. `sharded`: it also works on parameters that ranks hold parts of.
-    `takes_complex`: complex parameters step as their real and imaginary parts. `averages`: evaluations show an average of
-    the weights that it computes.
+    `takes_complex`: complex parameters step as their real and imaginary parts. `averages`: evaluations show an average
+    of the weights that it computes.
     """
 
     build: str

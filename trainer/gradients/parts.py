@@ -32,9 +32,9 @@ class PartByPart(Solo):
             loss = loss_of(i, batch)
             if not loss.parts:
                 raise ConfigError(
-                    "train.gradients.conflicts and train.gradients.balance compare the gradients of a loss's parts, and "
-                    "Task.loss returned a Loss without any: let it return what trainer.losses.weighted_sum does, or "
-                    "leave both out."
+                    "train.gradients.conflicts and train.gradients.balance compare the gradients of a loss's parts, "
+                    "and Task.loss returned a Loss without any: let it return what trainer.losses.weighted_sum does, "
+                    "or leave both out."
                 )
             parts = {name: part for name, part in loss.parts.items() if part.requires_grad}
             if not parts and float(loss.count) > 0:

@@ -40,7 +40,9 @@ def uncertainty_sum(losses: Mapping[str, Loss], log_variances: Tensor, *, square
     a name that is none of the losses, and for another number of variances than losses.
     """
     if unknown := set(squared) - losses.keys():
-        raise TrainerError(f"squared names {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it.")
+        raise TrainerError(
+            f"squared names {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it."
+        )
     if log_variances.shape != (len(losses),) or not losses:
         raise TrainerError(
             f"the log-variances have the shape {list(log_variances.shape)}, and there are {len(losses)} losses: make "

@@ -47,7 +47,9 @@ def test_it_is_the_papers_algorithm(alpha):
     def loss_of(i: int, rows: slice) -> Loss:
         out = net(x[rows])
         squares = [10 * (out[:, 0] - 3).square(), (out[:, 1] + 2).square(), (out.sum(1) - 1).square()]
-        return weighted_sum({n: Loss(s.sum(), len(out)) for n, s in zip(names, squares, strict=True)}, dict.fromkeys(names, 1.0))
+        return weighted_sum(
+            {n: Loss(s.sum(), len(out)) for n, s in zip(names, squares, strict=True)}, dict.fromkeys(names, 1.0)
+        )
 
     for _ in range(6):
         parts = loss_of(0, slice(0, 8)).parts
@@ -82,7 +84,9 @@ def test_a_window_without_finite_numbers_changes_no_weight_and_one_not_stepped_o
 
 def test_a_pattern_without_a_parameter_and_a_part_below_zero_are_refused():
     named = dict(nn.Linear(1, 1).named_parameters())
-    with pytest.raises(ConfigError, match=r"balance_of=\['head.*'\] matches no trained parameter.*such as weight, bias"):
+    with pytest.raises(
+        ConfigError, match=r"balance_of=\['head.*'\] matches no trained parameter.*such as weight, bias"
+    ):
         Balance(GradientConfig(balance="gradnorm", balance_of=("head.*",)), named)
     balance = Balance(GradientConfig(balance="gradnorm"), named)
     with pytest.raises(ConfigError, match=r"'a' began at -1: leave it out"):
@@ -118,5 +122,5 @@ def test_a_run_goes_on_to_the_bit(config, tmp_path, monkeypatch):
 
 
 def test_it_refuses_what_does_not_know_parts():
-    with pytest.raises(ValueError, match="gradients.balance=gradnorm takes the gradient of each part.*compile"):
+    with pytest.raises(ValueError, match=r"gradients.balance=gradnorm takes the gradient of each part.*compile"):
         TrainConfig.model_validate(ALONE | {"compile": True})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -78,7 +78,9 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_window(cuts):
         return weighted_sum(parts, {"a": 1.0, "b": 0.5})
 
     params = list(net.parameters())
-    window = by_parts([slice(*cut) for cut in itertools.pairwise(cuts)], loss_of, params, order=lambda count: range(count))
+    window = by_parts(
+        [slice(*cut) for cut in itertools.pairwise(cuts)], loss_of, params, order=lambda count: range(count)
+    )
     parts = loss_of(0, slice(0, 12)).parts
     gradients = np.stack(
         [
@@ -94,7 +96,7 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_window(cuts):
 class TwoTerms(Toy):
     """A second term that draws the other way."""
 
-    weights = {"fit": 1.0, "small": 0.5}
+    weights: ClassVar = {"fit": 1.0, "small": 0.5}
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         x, y = batch
@@ -104,7 +106,7 @@ class TwoTerms(Toy):
 
 
 class OneTerm(TwoTerms):
-    weights = {"fit": 1.0}
+    weights: ClassVar = {"fit": 1.0}
 
 
 PCGRAD = {"gradients": {"conflicts": "pcgrad"}}
@@ -132,7 +134,9 @@ def test_a_loss_of_one_part_trains_as_without_it(tmp_path):
 
 
 def test_a_loss_without_parts_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"train.gradients.conflicts and .* compare the gradients of a loss.s parts.*weighted_sum"):
+    with pytest.raises(
+        ConfigError, match=r"train.gradients.conflicts and .* compare the gradients of a loss.s parts.*weighted_sum"
+    ):
         Trial(tmp_path, Toy, **PCGRAD).attempt()
 
 
