@@ -21,7 +21,7 @@ class Prodigy(Own):
     p <- (1 - lr d wd) p - lr d m / (sqrt(v) + d eps),  d <- max(d, d_coef r / |s|_1).
 
     The product and the norm are over all parameters, so d and r are the same in all groups. Both r and s are kept
-    divided by (1 - b) d0, as in the authors' package, since d^2 is small at first.
+    divided by 1 - b, which cancels.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **hyperparameters: Any) -> None:
@@ -52,7 +52,7 @@ class Prodigy(Own):
         for p in params:
             if "start" not in self.state[p]:
                 self.state[p]["start"] = torch.clone(p, memory_format=torch.contiguous_format)
-        gain = group["lr"] * group["d"] ** 2 / group["d0"]
+        gain = group["lr"] * group["d"] ** 2
         s = self.buffers("s", params)
         foreach.mul_(s, math.sqrt(group["betas"][1]))
         foreach.add_(s, grads, alpha=gain)

@@ -57,12 +57,8 @@ class ScheduleFree(Own):
     def _weigh(self, p: Tensor, lr: float) -> float:
         """Counts the weight of the newest z, and returns its share of the sum."""
         state = self.state[p]
-        for name in ("largest_lr", "weights"):
-            state.setdefault(name, torch.zeros((), dtype=torch.float64))
-        largest = max(float(state["largest_lr"]), lr)
-        total = float(state["weights"]) + largest**2
-        state["largest_lr"].fill_(largest)
-        state["weights"].fill_(total)
+        state["largest_lr"] = largest = max(state.get("largest_lr", 0.0), lr)
+        state["weights"] = total = state.get("weights", 0.0) + largest**2
         return largest**2 / total if total else 0.0
 
     def averaged(self) -> dict[Tensor, Tensor]:
