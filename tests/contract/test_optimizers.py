@@ -720,6 +720,7 @@ def test_prodigys_distance_survives_the_checkpoint_store(tmp_path):
     for _ in range(2):
         nets.append(larger())
         optimizers.append(optim.build(OptimConfig(name="prodigy", d0=1e-3), nets[-1]))
+    states = [state_of(net, optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
     store = CheckpointStore(tmp_path, fence=1)
 
     def slide(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -730,10 +731,10 @@ def test_prodigys_distance_survives_the_checkpoint_store(tmp_path):
     for _ in range(5):
         slide(nets[0], optimizers[0])
     assert optimizers[0].param_groups[0]["d"] > 1e-3
-    store.commit(store.save(state_of(nets[0], optimizers[0]).state_dict(), step=5, epoch=0), CheckpointConfig())
+    store.commit(store.save(states[0].state_dict(), step=5, epoch=0), CheckpointConfig())
     loaded = store.load_latest()
     assert loaded is not None
-    state_of(nets[1], optimizers[1]).load_state_dict(loaded[0])
+    states[1].load_state_dict(loaded[0])
     for _ in range(3):
         for net, optimizer in zip(nets, optimizers, strict=True):
             slide(net, optimizer)
