@@ -657,7 +657,7 @@ def test_soap_starts_from_eigenbases():
             torch.testing.assert_close(diagonal, torch.diag(diagonal.diag()), atol=1e-9, rtol=0)
 
 
-def test_schedule_free_averages_its_steps_by_the_squares_of_their_rates():
+def test_schedule_free_weighs_steps_by_the_squares_of_their_rates():
     """Its x equals algorithm 1's through a warmup, a fall and a step without a gradient."""
     net, config = model(), config_of("schedule_free")
     optimizer = optim.build(config, net)

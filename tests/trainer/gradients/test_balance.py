@@ -68,10 +68,10 @@ def test_it_is_the_papers_algorithm(alpha):
         with torch.no_grad():
             for p in params:
                 p -= 0.002 * p.grad
-    assert abs(weights - 1).max() > 0.1
+    assert abs(weights - 1).max() > 0.05
 
 
-def test_a_window_without_finite_numbers_changes_no_weight_and_one_not_stepped_on_neither():
+def test_only_a_finite_window_that_is_stepped_on_changes_weights():
     net = nn.Linear(1, 1)
     balance = Balance(GradientConfig(balance="gradnorm"), dict(net.named_parameters()))
     gradients = {"a": [torch.ones(1, 1), None], "b": [torch.full((1, 1), 5.0), torch.ones(1)]}

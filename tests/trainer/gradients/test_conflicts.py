@@ -57,7 +57,7 @@ def test_of_two_terms_neither_step_raises_the_other():
     assert (alike.tolist(), float(share)) == ([2.0, -1.0], 0.0)
 
 
-def test_a_parameter_of_one_term_has_that_terms_gradient_and_one_of_none_has_none():
+def test_a_parameter_of_one_part_has_that_parts_gradient():
     a, b = [torch.tensor([1.0]), torch.tensor([2.0]), None], [torch.tensor([3.0]), None, None]
     totals, _ = projected([a, b], lambda count: range(count))
     assert [None if total is None else total.tolist() for total in totals] == [[4.0], [2.0], None]
@@ -96,12 +96,13 @@ def test_micro_batches_of_any_size_give_the_gradient_of_the_whole_window(cuts):
 class TwoTerms(Toy):
     """A second term that draws the other way."""
 
-    weights: ClassVar = {"fit": 1.0, "small": 0.5}
+    weights: ClassVar = {"fit": 1.0, "other": 0.5}
 
     def loss(self, model: nn.Module, batch: Any) -> Loss:
         x, y = batch
         out = model(x)
-        parts = {"fit": Loss(cross_entropy(out, y, reduction="sum"), len(y)), "small": Loss(out.square().sum(), len(y))}
+        labels = {"fit": y, "other": (y + 1) % 3}
+        parts = {name: Loss(cross_entropy(out, to, reduction="sum"), len(y)) for name, to in labels.items()}
         return weighted_sum(parts, self.weights)
 
 
