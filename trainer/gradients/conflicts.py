@@ -32,13 +32,13 @@ def projected(gradients: Sequence[Sequence[Tensor | None]], order: Order) -> tup
     squares = [_dot(part, part) for part in parts]
     moved = [[g.clone() for g in part] for part in parts]
     conflicts: list[Tensor] = []
-    for i, mine in enumerate(moved):
+    for i, part in enumerate(moved):
         for j in order(len(parts)):
             if i != j:
-                product = _dot(mine, parts[j]).clamp(max=0.0)
+                product = _dot(part, parts[j]).clamp(max=0.0)
                 conflicts.append((product < 0).double())
                 share = torch.where(squares[j] > 0, product / squares[j], 0.0)
-                foreach.sub_(mine, foreach.mul(parts[j], share))
+                foreach.sub_(part, foreach.mul(parts[j], share))
     total: list[Tensor | None] = [None] * count
     for k, i in enumerate(used):
         total[i] = torch.stack([part[k] for part in moved]).sum(0)
