@@ -85,7 +85,7 @@ def _parts_are_differentiated_one_by_one(config: TrainConfig) -> None:
         "parallel, where the gradients of other ranks are missing": config.parallel.ranks > 1,
         f"activations.checkpoint={config.activations.checkpoint}": config.activations.checkpoint != "none",
         f"activations.offload={config.activations.offload}": config.activations.offload != "none",
-        "gradients.penalty, which is no part of the loss": config.gradients.penalty is not None,
+        "gradients.penalty, which is added to the parts": config.gradients.penalty is not None,
         "gradients.noise_scale, which measures whole gradients": config.gradients.noise_scale,
         "memory_limit, by an estimate that knows one gradient": config.memory_limit is not None,
         "micro_batch_size=auto, by an estimate that knows one gradient": config.micro_batch_size == "auto",
