@@ -43,6 +43,7 @@ from trainer.data import TensorDataset
 from trainer.errors import ConfigError, Fenced
 from trainer.lanes.group import Group
 from trainer.lanes.stacked_model import Stack, compare
+from trainer.losses import weighted_sum
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task
 
@@ -78,6 +79,21 @@ def test_every_optimizer_steps_as_in_a_run_of_its_own(name, tmp_path):
     assert_parity(
         tmp_path, [{"optim": {"name": name, "lr": lr, "weight_decay": wd} | more} for lr, wd in rates], task=task
     )
+
+
+class OfParts(Small):
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        x, y = batch
+        out = model(x)
+        parts = {
+            "fit": Loss(F.cross_entropy(out, y, reduction="sum"), len(y)),
+            "size": Loss(out.square().sum(), len(y)),
+        }
+        return weighted_sum(parts, {"fit": 1.0, "size": 0.1})
+
+
+def test_a_weighted_sum_trains_in_lanes(tmp_path):
+    assert_parity(tmp_path, [{"optim": {"lr": lr}} for lr in (0.01, 0.003)], task=OfParts)
 
 
 SCHEDULES = (
