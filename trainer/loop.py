@@ -14,6 +14,7 @@ from trainer.config.optim import OPTIMIZERS
 from trainer.data import Loader
 from trainer.distributed.join import join
 from trainer.errors import CheckpointError, ConfigError, OutOfMemory
+from trainer.gradients.balance import balance_of
 from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.gradients.loss_spikes import RECENT, Spikes, as_json, loudest
 from trainer.memory.bound import memory_plan
@@ -21,7 +22,6 @@ from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping
 from trainer.metrics.throughput import Pace
 from trainer.model.attributes import Attributes
-from trainer.model.averaging import Average
 from trainer.model.batch_norm import check_passes, least_pass
 from trainer.model.build import made
 from trainer.model.compiled import Compiled, records_graphs, without_graphs
@@ -29,6 +29,7 @@ from trainer.model.precision import LossScale, autocast, resolved
 from trainer.optim import build as optim
 from trainer.optim.lookahead import lookahead
 from trainer.optim.schedule import Plateau, never_warm, scaled_lr, schedule
+from trainer.optim.schedule_free import average_of
 from trainer.ranks import Solo
 from trainer.report import ENDS, Outcome, OutcomeKind, Report, Reporter, Verdict, hand_over
 from trainer.runtime.device import out_of_memory
@@ -109,15 +110,17 @@ class Fit:
             plateau=Plateau(config.schedule.plateau, lr),
             early_stopping=EarlyStopping(config.early_stopping),
             meter=Meter(config.clip, config.guard),
-            average=Average(config.average, model, self.total),
+            average=average_of(config.average, model, optimizer, self.total),
             spikes=Spikes(config.rollback),
             loss_scale=LossScale(config.loss_scale, device) if config.precision == "fp16" else None,
             epochs=epochs,
             micro_batch_size=self.loader.sampler.micro_batch_size,
             keeper=ranks.keeper(optimizer),
             lookahead=lookahead(config.optim, model),
+            balance=balance_of(config.gradients, model, optimizer),
             compiled=Compiled(model, self.reporter.event, records_graphs(config, device)) if config.compile else None,
             parallel=config.parallel.shape(),
+            cycles_momentum=config.schedule.cycles_momentum,
         )
         self.stepper = Stepper(task, config, device, ranks, self.state, self.total, self.reporter.event)
         self.attributes = Attributes(model, None if config.optim.name in OPTIMIZERS else optimizer)

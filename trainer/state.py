@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError, ConfigError
+from trainer.gradients.balance import Balance
 from trainer.gradients.loss_spikes import Spikes
 from trainer.metrics.meter import Meter
 from trainer.metrics.monitor import EarlyStopping, read
@@ -24,7 +25,7 @@ from trainer.model.averaging import Average
 from trainer.model.compiled import Compiled
 from trainer.model.precision import LossScale
 from trainer.optim.lookahead import Lookahead
-from trainer.optim.optimizer_state import Kept
+from trainer.optim.optimizer_state import MOMENTUM, Kept
 from trainer.optim.schedule import Plateau
 from trainer.runtime.epochs import Epochs
 from trainer.runtime.model_state import Saved
@@ -54,7 +55,7 @@ class TrainState:
     `epochs` has the number of windows in each epoch. `micro_batch_size` may be less than configured, if memory ran out.
     `keeper` is the optimizer that keeps the state, if another. `parallel` is how ranks share the work,
     `loaded_parallel` how they did when the state was saved. `report` is the report of a closed epoch that the state is
-    saved with, so that it can be made again.
+    saved with, so that it can be made again. `cycles_momentum`: the schedule sets the momentum at each step.
     """
 
     model: nn.Module
@@ -70,17 +71,20 @@ class TrainState:
     keeper: Optimizer | None = None
     parallel: dict[str, Any] = field(default_factory=dict)
     lookahead: Lookahead | None = None
+    balance: Balance | None = None
     compiled: Compiled | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
     report: dict[str, Any] | None = None
+    cycles_momentum: bool = False
     loaded_parallel: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         names: dict[torch.Tensor, str] = {p: name for name, p in self.model.named_parameters()}
         self._saved = Saved(self.model)
-        self._kept = Kept(self.optimizer, self.keeper or self.optimizer, names)
+        scheduled = MOMENTUM if self.cycles_momentum else ()
+        self._kept = Kept(self.optimizer, self.keeper or self.optimizer, names, scheduled)
 
     @property
     def windows(self) -> int:
@@ -100,8 +104,10 @@ class TrainState:
 
         Tensors are not copied, and parameters stay parameters, so that the saver knows which are trained.
         """
-        compiled = {} if self.compiled is None else {"compiled": [self.compiled.shapes]}  # one list for each rank
-        return compiled | {
+        extras: dict[str, Any] = {} if self.balance is None else {"balance": self.balance.state()}
+        if self.compiled is not None:
+            extras["compiled"] = [self.compiled.shapes]  # one list for each rank
+        return extras | {
             "model": self._saved.state(),
             "optimizer": self._kept.state(),
             "lookahead": None if self.lookahead is None else self.lookahead.state(),
@@ -144,6 +150,8 @@ class TrainState:
         }.items():
             if name not in omitted:
                 load(state[name])
+        if self.balance is not None and "balance" not in omitted:
+            self.balance.load(state.get("balance"))
         if self.compiled is not None and "compiled" not in omitted:
             shapes = state.get("compiled", [])
             self.compiled.load(shapes[0] if len(shapes) == 1 else [])
@@ -177,6 +185,8 @@ class TrainState:
         self.average.load(state["average"])
         if self.lookahead is not None:
             self.lookahead.load(state["lookahead"])
+        if self.balance is not None:
+            self.balance.load(state.get("balance"))
 
     def _load_model(self, value: dict[str, Any]) -> None:
         try:

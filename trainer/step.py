@@ -17,12 +17,15 @@ from trainer.data.loader import Filler
 from trainer.errors import TrainerError
 from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.clip import GradientRules
+from trainer.gradients.conflicts import Order
 from trainer.gradients.nonfinite import Flags, skips_on_device
+from trainer.gradients.parts import by_parts
 from trainer.gradients.penalty import differentiable, penalised
 from trainer.model.offload import Offload
 from trainer.model.precision import autocast, underflow
 from trainer.model.running_statistics import RunningStatistics
 from trainer.optim.sam import Sam
+from trainer.optim.schedule import momentum, set_momentum
 from trainer.optim.sophia import Sophia
 from trainer.optim.unwrapped_step import unmarked
 from trainer.ranks import Solo
@@ -49,6 +52,7 @@ class Stepper:
     ) -> None:
         self.task, self.config, self.device, self.ranks = task, config, device, ranks
         self.state, self.total, self.on_event = state, total, on_event
+        self.momentum_at = momentum(config.schedule, total, state.epochs)
         self.module = ranks.module(state.model if state.compiled is None else state.compiled.module)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
@@ -56,7 +60,7 @@ class Stepper:
         self.sam = Sam(self.params, config.optim.sam, ranks.norm) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
         self.offloaded = Offload(config.activations, device)
-        needs_numbers = state.lookahead is not None or config.rollback.enabled
+        needs_numbers = state.lookahead is not None or state.balance is not None or config.rollback.enabled
         self.deferred = skips_on_device(state.optimizer, device) and not needs_numbers and not ranks.sharded
         self.flags = Flags(device)
         self.to_device = DeviceCopies(device)
@@ -71,6 +75,8 @@ class Stepper:
         s = self.state
         for group in s.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
+            if self.momentum_at is not None:
+                set_momentum(group, self.momentum_at(s.step))
         self.statistics.remember()
         window, norm = self._gradient(batches)
         if self.config.rollback.enabled and s.spikes.is_spike(loss := _mean(window)):
@@ -94,6 +100,8 @@ class Stepper:
         self._step()
         if s.lookahead is not None:
             s.lookahead.step()
+        if s.balance is not None:
+            s.balance.step()
         s.average.update(s.step + 1)
         if self.config.rollback.enabled:
             s.spikes.add(_mean(window), float(norm))
@@ -145,11 +153,20 @@ class Stepper:
         """Runs a forward and a backward pass of each micro-batch; returns their totals over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
+        if self.config.gradients.by_parts:
+            return by_parts(batches, self.loss, self.params, balance=self.state.balance, order=self._order())
         with differentiable(self.config.gradients):
             window = accumulate(batches, self.loss, probe, self.ranks)
         if any(p.grad is not None and p.grad.is_sparse for p in self.params):
             raise self._sparse()
         return self.ranks.total(window, self.params)
+
+    def _order(self) -> Order | None:
+        """Returns a function that draws orders of a number of parts, the same in each pass of a step."""
+        if self.config.gradients.conflicts == "none":
+            return None
+        generator = torch.Generator().manual_seed(derive(self.config.seed, "conflicts", self.state.step))
+        return lambda count: torch.randperm(count, generator=generator).tolist()
 
     def _sparse(self) -> TrainerError:
         names = (name for name, p in self.state.model.named_parameters() if p.grad is not None and p.grad.is_sparse)

@@ -24,27 +24,32 @@ class Loss:
     `sum` is a scalar with gradient: the sum of the losses. `count` is their number: samples, tokens or days.
     The optimizer steps on the sums of all micro-batches of a window over their counts, so uneven micro-batches
     weigh as they would in one large batch. A window whose count is 0 is skipped. `terms` holds more scalar sums
-    over the same count, logged as `train/<name>`.
+    over the same count, logged as `train/<name>`. `parts` are the scalars with gradient that add up to `sum`, by name,
+    for rules that compare their gradients; a loss of one part may leave them out.
     """
 
     sum: Tensor
     count: float | Tensor
     terms: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the numbers that are tensors, by name."""
-        named = {"sum": self.sum, "count": self.count, **{f"term {name!r}": term for name, term in self.terms.items()}}
+        named: dict[str, Any] = {"sum": self.sum, "count": self.count}
+        named |= {f"term {name!r}": term for name, term in self.terms.items()}
+        named |= {f"part {name!r}": part for name, part in self.parts.items()}
         return {name: number for name, number in named.items() if isinstance(number, Tensor)}
 
     def scalars(self) -> Loss:
         """Returns the loss with numbers without a shape."""
         count = self.count.reshape(()) if isinstance(self.count, Tensor) else self.count
-        return Loss(self.sum.reshape(()), count, {name: term.reshape(()) for name, term in self.terms.items()})
+        terms = {name: term.reshape(()) for name, term in self.terms.items()}
+        return Loss(self.sum.reshape(()), count, terms, {name: part.reshape(()) for name, part in self.parts.items()})
 
     def times(self, factor: float | Tensor) -> Loss:
         """Returns the loss with every number, and so every gradient, multiplied."""
         terms = {name: term * factor for name, term in self.terms.items()}
-        return Loss(self.sum * factor, self.count * factor, terms)
+        return Loss(self.sum * factor, self.count * factor, terms, {k: part * factor for k, part in self.parts.items()})
 
 
 def method(task: Any, name: str) -> str:

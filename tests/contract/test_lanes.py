@@ -43,6 +43,7 @@ from trainer.data import TensorDataset
 from trainer.errors import ConfigError, Fenced
 from trainer.lanes.group import Group
 from trainer.lanes.stacked_model import Stack, compare
+from trainer.losses import weighted_sum
 from trainer.report import Outcome, Report, Reporter, Verdict
 from trainer.task import Loss, Task
 
@@ -78,6 +79,21 @@ def test_every_optimizer_steps_as_in_a_run_of_its_own(name, tmp_path):
     assert_parity(
         tmp_path, [{"optim": {"name": name, "lr": lr, "weight_decay": wd} | more} for lr, wd in rates], task=task
     )
+
+
+class OfParts(Small):
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        x, y = batch
+        out = model(x)
+        parts = {
+            "fit": Loss(F.cross_entropy(out, y, reduction="sum"), len(y)),
+            "size": Loss(out.square().sum(), len(y)),
+        }
+        return weighted_sum(parts, {"fit": 1.0, "size": 0.1})
+
+
+def test_a_weighted_sum_trains_in_lanes(tmp_path):
+    assert_parity(tmp_path, [{"optim": {"lr": lr}} for lr in (0.01, 0.003)], task=OfParts)
 
 
 SCHEDULES = (
@@ -453,7 +469,7 @@ def test_a_lane_is_the_same_to_the_bit_among_any_others_in_any_order(task, tmp_p
 
 
 # Of those that sum alike one: by norms lamb, by the matrices of both sides soap.
-IN_BITS = ["adam", "lamb", "adafactor", "sm3", "muon", "soap"]
+IN_BITS = ["adam", "lamb", "adafactor", "sm3", "muon", "soap", "prodigy"]
 IN_BITS += [pytest.param(name, marks=pytest.mark.slow) for name in ("sgd", "lars", "shampoo")]
 
 
@@ -813,6 +829,7 @@ CONTRADICTIONS = {
     "precision": {"precision": "fp16"},
     "num_workers": {"num_workers": 1},
     "batch_growth": {"batch_growth": {"epochs": [1]}},
+    "schedule.one_cycle.momentum": {"schedule": {"name": "one_cycle", "one_cycle": {"momentum": [0.8, 0.9]}}},
     "micro_batch_size": {"micro_batch_size": "auto"},
     "memory_limit": {"memory_limit": "1GiB"},
     "optim.name": {"optim": {"name": "sophia"}},
@@ -820,6 +837,8 @@ CONTRADICTIONS = {
     "activations.checkpoint": {"activations": {"checkpoint": "selective"}},
     "activations.offload": {"activations": {"offload": "cpu"}},
     "gradients.penalty": {"gradients": {"penalty": 1.0}},
+    "gradients.conflicts": {"gradients": {"conflicts": "pcgrad"}},
+    "gradients.balance": {"gradients": {"balance": "gradnorm"}},
     "gradients.noise_scale": {"gradients": {"noise_scale": True}, "micro_batch_size": 4},
     "rollback.enabled": {"rollback": {"enabled": True}},
     "checkpoint.asynchronous": {"checkpoint": {"asynchronous": True}},

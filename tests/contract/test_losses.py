@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from trainer.errors import TrainerError
 from trainer.gradients.accumulate import accumulate
-from trainer.losses import LOSSES, gradient_penalty, sequence_log_probs, weighted_sum
+from trainer.losses import LOSSES, gradient_penalty, sequence_log_probs, uncertainty_sum, weighted_sum
 from trainer.task import Loss
 
 N = 12
@@ -418,6 +418,40 @@ def test_a_weighted_sum_is_the_weighted_sum_of_the_means():
         weighted_sum({"a": a}, {"c": 1.0})
     with pytest.raises(TrainerError, match="at least one"):
         weighted_sum({"a": a}, {})
+
+
+def test_the_parts_of_a_weighted_sum_add_up_to_it():
+    x = rand(6).requires_grad_()
+    parts = {"a": Loss(x.square().sum(), 6), "b": Loss(x.exp().sum(), torch.tensor(3)), "c": Loss(x.sum(), 6)}
+    total = weighted_sum(parts, {"a": 0.5, "b": 2.0})
+    assert list(total.parts) == ["a", "b"]
+    assert num(total.parts["b"]) == pytest.approx(2 * num(x.exp().sum()) * 2)
+    assert num(sum(total.parts.values())) == num(total.sum)
+    twice = total.times(2.0)
+    assert {name: num(part) for name, part in twice.parts.items()} == {k: 2 * num(v) for k, v in total.parts.items()}
+
+
+def test_the_uncertainty_sum_is_the_papers():
+    """Eq. 10 in sigma, a squared error and a cross-entropy; its slope by s vanishes where s is the log of the error."""
+    sigma, errors = [0.5, 2.0], [3.0, 0.7]
+    s = torch.tensor([2 * math.log(x) for x in sigma], dtype=F64, requires_grad=True)
+    losses = {
+        "depth": Loss(torch.tensor(errors[0] * 4, dtype=F64), 4, {"hits": torch.tensor(2.0)}),
+        "label": Loss(torch.tensor(errors[1] * 8, dtype=F64), torch.tensor(8)),
+    }
+    total = uncertainty_sum(losses, s, squared=["depth"])
+    expected = errors[0] / (2 * sigma[0] ** 2) + errors[1] / sigma[1] ** 2 + math.log(sigma[0]) + math.log(sigma[1])
+    assert num(total.sum) / num(total.count) == pytest.approx(expected)
+    assert num(sum(total.parts.values())) == pytest.approx(num(total.sum))
+    terms = {"hits": 0.5, "loss_depth": 3.0, "loss_label": 0.7, "weight_depth": 2.0, "weight_label": 0.25}
+    assert {name: num(term) / 4 for name, term in total.terms.items()} == pytest.approx(terms)
+    at_best = torch.tensor([math.log(errors[0]), math.log(2 * errors[1])], dtype=F64, requires_grad=True)
+    uncertainty_sum(losses, at_best, squared=["depth"]).sum.backward()
+    assert at_best.grad.tolist() == pytest.approx([0, 0], abs=1e-12)
+    with pytest.raises(TrainerError, match="squared names 'dept'"):
+        uncertainty_sum(losses, s, squared=["dept"])
+    with pytest.raises(TrainerError, match=r"the shape \[3\], and there are 2 losses"):
+        uncertainty_sum(losses, torch.zeros(3))
 
 
 @rounds("norm", [0.0, 1.0])

@@ -37,6 +37,7 @@ from trainer.optim import build as optim
 from trainer.optim.base import Own
 from trainer.optim.lookahead import Lookahead
 from trainer.optim.schedule import Plateau
+from trainer.optim.schedule_free import ScheduleFree
 from trainer.optim.sophia import Sophia
 from trainer.runtime.epochs import Epochs
 from trainer.state import TrainState
@@ -93,6 +94,46 @@ def lion(p, g, s, t, c):
     (b1, b2), m = c["betas"], s.get("m", np.zeros_like(g))
     s["m"] = b2 * m + (1 - b2) * g
     return p - c["lr"] * (np.sign(b1 * m + (1 - b1) * g) + c["weight_decay"] * p)
+
+
+def schedule_free(p, g, s, t, c):
+    """Defazio et al. 2024, algorithm 1: p is y; v has no bias and w is of the largest lr, as in schedulefree 1.4."""
+    (b1, b2), (x, z) = c["betas"], s.get("points", (p, p))
+    s["v"] = b2 * s.get("v", 0) + (1 - b2) * g * g
+    s["lr"] = max(s.get("lr", 0), c["lr"])
+    s["sum"] = s.get("sum", 0) + s["lr"] ** 2
+    z = z - c["lr"] * g / (np.sqrt(s["v"] / (1 - b2**t)) + c["eps"]) - c["lr"] * c["weight_decay"] * p
+    share = s["lr"] ** 2 / s["sum"]
+    x = (1 - share) * x + share * z
+    s["points"] = x, z
+    return (1 - b1) * z + b1 * x
+
+
+def prodigy(p, g, s, t, c):
+    """Mishchenko & Defazio 2024, algorithm 4, with decoupled decay, for a d that stays; see `prodigys_steps` for d."""
+    (b1, b2), d = c["betas"], c["d0"]
+    s["m"] = b1 * s.get("m", 0) + (1 - b1) * d * g
+    s["v"] = b2 * s.get("v", 0) + (1 - b2) * d**2 * g * g
+    p = p - c["lr"] * d * c["weight_decay"] * p
+    return p - c["lr"] * d * s["m"] / (np.sqrt(s["v"]) + d * c["eps"])
+
+
+def prodigys_steps(points, gradient, rates, c):
+    """Yields d_k and the parameters of each step of algorithm 4, whose d is one for all `points`, by name."""
+    (b1, b2), d, r, start = c["betas"], c["d0"], 0.0, dict(points)
+    b3, zeros = math.sqrt(b2), {name: np.zeros_like(p) for name, p in points.items()}
+    s, m, v = dict(zeros), dict(zeros), dict(zeros)
+    for rate in rates:
+        g = gradient(points)
+        m = {name: b1 * m[name] + (1 - b1) * d * g[name] for name in points}
+        v = {name: b2 * v[name] + (1 - b2) * d**2 * g[name] ** 2 for name in points}
+        inner = sum(float((g[name] * (start[name] - points[name])).sum()) for name in points)
+        r = b3 * r + (1 - b3) * rate * d**2 * inner
+        s = {name: b3 * s[name] + (1 - b3) * rate * d**2 * g[name] for name in points}
+        distance = c["d_coef"] * r / sum(np.abs(part).sum() for part in s.values())
+        points = {name: p - rate * d * m[name] / (np.sqrt(v[name]) + d * c["eps"]) for name, p in points.items()}
+        d = max(d, distance)
+        yield d, points
 
 
 def sophia(p, g, s, t, c):
@@ -213,6 +254,9 @@ CASES = {
     "lamb": (ADAM, lamb),
     "lars": (SGD | {"lr": 2.0, "trust_coefficient": 0.01}, lars),
     "lion": ({"lr": 0.01, "weight_decay": 0.3, "betas": (0.8, 0.95)}, lion),
+    "schedule_free": (ADAM, schedule_free),
+    # A d that grows is of all parameters; the cases here are of one each, so that it stays.
+    "prodigy": (ADAM | {"lr": 1.5, "d0": 0.02, "d_coef": 1e-9}, prodigy),
     "sophia": (ADAM | {"gamma": 0.05, "update_every": 3}, sophia),
     "adafactor": ({"lr": 0.02, "weight_decay": 0.1, "beta2_decay": -0.7, "clip_threshold": 1.0}, adafactor),
     "sm3": (SGD, sm3),
@@ -296,7 +340,8 @@ def test_decreases_a_quadratic(case):
     def loss() -> torch.Tensor:
         return sum((a * (p - x) ** 2).sum() / 2 for a, p, x in zip(scales, net.parameters(), targets, strict=True))
 
-    changes = {"lars": {"lr": 0.05, "trust_coefficient": 0.5}, "muon": {"lr": 0.05}}.get(case, {})
+    growing = {"lr": 1.0, "d0": 1e-6, "d_coef": 1.0}
+    changes = {"lars": {"lr": 0.05, "trust_coefficient": 0.5}, "muon": {"lr": 0.05}, "prodigy": growing}.get(case, {})
     optimizer = optim.build(config_of(case, **{"weight_decay": 0.0} | changes), net)
     first = loss().item()
     for t in range(400):
@@ -479,6 +524,10 @@ def test_what_needs_whole_parameters_is_refused_where_they_are_sharded(name, par
         ({"name": "sgd", "implementation": "fused"}, {"tensor": 2}, "'fused', which sgd has for whole parameters"),
         ({"name": "sophia"}, {"data": 2, "shard": "zero1"}, "leave parallel.shard out"),
         ({"name": "sophia"}, {"pipeline": 2}, "leave parallel.pipeline out"),
+        ({"name": "schedule_free"}, {"data": 2, "shard": "zero1"}, "an average of all parameters.*parallel.shard out"),
+        ({"name": "schedule_free"}, {"pipeline": 2}, "leave parallel.pipeline out"),
+        ({"name": "prodigy"}, {"data": 2, "shard": "zero1"}, "one distance from all parameters.*parallel.shard out"),
+        ({"name": "prodigy"}, {"pipeline": 2}, "leave parallel.pipeline out"),
     ],
 )
 def test_what_ranks_cannot_step_is_refused_before_they_start(optim, parallel, said):
@@ -606,6 +655,104 @@ def test_soap_starts_from_eigenbases():
             torch.testing.assert_close(basis.T @ basis, torch.eye(len(gram), dtype=p.dtype))
             diagonal = basis.T @ gram @ basis
             torch.testing.assert_close(diagonal, torch.diag(diagonal.diag()), atol=1e-9, rtol=0)
+
+
+def test_schedule_free_weighs_steps_by_the_squares_of_their_rates():
+    """Its x equals algorithm 1's through a warmup, a fall and a step without a gradient."""
+    net, config = model(), config_of("schedule_free")
+    optimizer = optim.build(config, net)
+    assert isinstance(optimizer, ScheduleFree)
+    assert not optimizer.averaged()
+    y = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+    states, steps = {name: {} for name in y}, dict.fromkeys(y, 0)
+    for t, lr in enumerate((0.01, 0.02, 0.04, 0.04, 0.01, 0.002), start=1):
+        gradients(net, t)
+        net[1].weight.grad = None if t == 3 else net[1].weight.grad
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        for name, p in net.named_parameters():
+            if p.grad is not None:
+                steps[name] += 1
+                c = config.hyperparameters | {"lr": lr, "weight_decay": 0.1 if p.ndim > 1 else 0.0}
+                y[name] = schedule_free(y[name], p.grad.numpy(), states[name], steps[name], c)
+    points = optimizer.averaged()
+    for name, p in net.named_parameters():
+        x, _ = states[name]["points"]
+        np.testing.assert_allclose(points[p].numpy(), x, rtol=1e-9)
+        np.testing.assert_allclose(p.detach().numpy(), y[name], rtol=1e-9)
+        assert np.abs(x - y[name]).max() > 1e-4
+
+
+@rounds("foreach", [True, False])
+def test_prodigy_estimates_one_distance_for_all_parameters(foreach):
+    """On f(x) = |A (x - x*)|_1 smoothed, by rates that rise and fall; d grows up to the true distance."""
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)).double()
+    targets = {name: np.random.default_rng(len(name)).normal(size=p.shape) for name, p in net.named_parameters()}
+    config = OptimConfig(name="prodigy", d0=1e-5, d_coef=0.7, implementation="foreach" if foreach else "single")
+    optimizer = optim.build(config, net)
+    rates = [min(1.0, (t + 1) / 5) * (1 - t / 100) for t in range(60)]
+
+    def gradient(points):
+        return {name: np.tanh(3 * (p - targets[name])) for name, p in points.items()}
+
+    start, grown, d = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}, 0, 0.0
+    for rate, (d, points) in zip(rates, prodigys_steps(start, gradient, rates, config.hyperparameters), strict=True):
+        before = optimizer.param_groups[0]["d"]
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        slopes = gradient({name: p.detach().numpy() for name, p in net.named_parameters()})
+        for name, p in net.named_parameters():
+            p.grad = torch.from_numpy(slopes[name])
+        optimizer.step()
+        for group in optimizer.param_groups:
+            assert group["d"] == pytest.approx(d, rel=1e-9)
+        grown += optimizer.param_groups[0]["d"] > before
+        for name, p in net.named_parameters():
+            np.testing.assert_allclose(p.detach().numpy(), points[name], rtol=1e-7)
+    distance = max(np.abs(targets[name] - p).max() for name, p in start.items())
+    assert grown > 5
+    assert 1e-2 * distance < d <= distance
+
+
+def test_prodigys_distance_survives_the_checkpoint_store(tmp_path):
+    nets, optimizers = [], []
+    for _ in range(2):
+        nets.append(larger())
+        optimizers.append(optim.build(OptimConfig(name="prodigy", d0=1e-3), nets[-1]))
+    states = [state_of(net, optimizer) for net, optimizer in zip(nets, optimizers, strict=True)]
+    store = CheckpointStore(tmp_path, fence=1)
+
+    def slide(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for p in net.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    for _ in range(5):
+        slide(nets[0], optimizers[0])
+    assert optimizers[0].param_groups[0]["d"] > 1e-3
+    store.commit(store.save(states[0].state_dict(), step=5, epoch=0), CheckpointConfig())
+    loaded = store.load_latest()
+    assert loaded is not None
+    states[1].load_state_dict(loaded[0])
+    for _ in range(3):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            slide(net, optimizer)
+    assert equal(*nets)
+    assert optimizers[0].param_groups[-1]["d"] == optimizers[1].param_groups[-1]["d"]
+
+
+def test_schedule_free_refuses_a_second_average():
+    for fields, sentence in (
+        ({"wrap": "lookahead"}, "wrap is 'lookahead', which moves the weights, and schedule_free computes"),
+        ({"beta1": 0.0}, "the first of betas is 0.*set it above 0"),
+    ):
+        with pytest.raises(ValidationError, match=sentence):
+            OptimConfig(name="schedule_free", **fields)
+    with pytest.raises(
+        ValidationError, match=r"average.name is 'ema', and optim.name=schedule_free averages.*leave av"
+    ):
+        TrainConfig(optim=OptimConfig(name="schedule_free"), average=AverageConfig(name="ema"))
 
 
 def test_sophia_estimates_the_hessians_diagonal():

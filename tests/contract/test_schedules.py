@@ -16,12 +16,27 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rounds import rounds
 from torch.optim import lr_scheduler as theirs
+from trainer_runs import Toy
 
 from hpo.space.space import Choice, Float, Int, Space
-from trainer.config import Frozen, PlateauConfig, ScheduleConfig, TrainConfig
+from trainer.config import Frozen, OptimConfig, PlateauConfig, ScheduleConfig, TrainConfig
+from trainer.config.optim import OPTIMIZERS
 from trainer.config.schedule import OWN_FIELDS
+from trainer.diagnose.trial import Steps, fresh
 from trainer.errors import ConfigError
-from trainer.optim.schedule import SCHEDULES, WARMUPS, Plateau, Run, never_warm, scaled_lr, schedule, warmup_length
+from trainer.optim import build as optim
+from trainer.optim.schedule import (
+    SCHEDULES,
+    WARMUPS,
+    Plateau,
+    Run,
+    momentum,
+    never_warm,
+    scaled_lr,
+    schedule,
+    set_momentum,
+    warmup_length,
+)
 from trainer.runtime.epochs import Epochs
 
 NAMES = tuple(OWN_FIELDS)
@@ -288,6 +303,49 @@ def test_one_cycle_equals_torch(pct_start):
     assert [lr_at(step) for step in range(total)] == pytest.approx(values, rel=1e-9)
 
 
+@rounds(("pct_start", "total"), [(0.1, 100), (0.3, 41), (0.65, 100)])
+@rounds("adam", [False, True])
+def test_one_cycles_momentum_equals_torchs(pct_start, total, adam):
+    """In the momentum of SGD's groups, and in the first of Adam's betas, of which the second stays."""
+    config = ScheduleConfig(name="one_cycle", one_cycle={"pct_start": pct_start, "momentum": [0.7, 0.92]})
+    momentum_at = momentum(config, total, Epochs(10))
+    assert momentum_at is not None
+    p, name = torch.nn.Parameter(torch.zeros(1)), "adamw" if adam else "sgd"
+    reference = torch.optim.AdamW([p]) if adam else torch.optim.SGD([p], lr=LR, momentum=0.9)
+    ours = optim.build(OptimConfig(name=name), torch.nn.Linear(2, 2))
+    cycle = theirs.OneCycleLR(
+        reference, max_lr=LR, total_steps=total, pct_start=pct_start, base_momentum=0.7, max_momentum=0.92
+    )
+    for step in range(total):
+        expected = reference.param_groups[0]
+        for group in ours.param_groups:
+            set_momentum(group, momentum_at(step))
+            if adam:
+                assert group["betas"] == (pytest.approx(expected["betas"][0], rel=1e-9), 0.999)
+            else:
+                assert group["momentum"] == pytest.approx(expected["momentum"], rel=1e-9)
+        reference.step()
+        if step < total - 1:
+            cycle.step()
+
+
+def test_the_momentum_of_each_step_is_the_schedules_and_no_state():
+    """Muon's groups have the one or the other. A checkpoint has neither, so that a run without the cycle may go on."""
+    cycle = {"name": "one_cycle", "one_cycle": {"momentum": [0.6, 0.9]}}
+    config = TrainConfig.model_validate({"schedule": cycle, "optim": {"name": "muon"}, "num_epochs": 3})
+    with fresh(Toy(None), config) as fit:
+        steps, at, seen = Steps(fit, fit.total), fit.stepper.momentum_at, []
+        assert at is not None
+        for step in range(fit.total):
+            steps.take(fit.lr(step))
+            groups = fit.state.optimizer.param_groups
+            assert {group["momentum"] if group["muon"] else group["betas"][0] for group in groups} == {at(step)}
+            assert all(group["muon"] or group["betas"][1] == 0.95 for group in groups)
+            seen.append(at(step))
+        assert (seen[0], seen[-1]) == (0.9, 0.9) and min(seen) < 0.7
+        assert "groups" not in fit.state.state_dict()["optimizer"]
+
+
 @given(
     values=st.lists(st.floats(0.01, 100), min_size=1, max_size=40),
     mode=st.sampled_from(["min", "max"]),
@@ -446,12 +504,41 @@ def a_study(space):
         ({"base_batch_size": 64}, r"base_batch_size=64 is read only with schedule\.scale_lr=linear or sqrt"),
         ({"name": "one_cycle", "warmup": "cosine"}, "does not apply to one_cycle"),
         ({"name": "multi_step", "milestones": (3, 2)}, "must increase"),
+        ({"name": "one_cycle", "one_cycle": {"momentum": (0.9, 0.8)}}, r"momentum is \[0.9, 0.8\]: give the lower one"),
         ({"name": "cosin"}, "choose one of constant, cosine"),
     ],
 )
 def test_what_would_be_ignored_is_refused_in_one_sentence(given, message):
     with pytest.raises(ValidationError, match=message):
         TrainConfig.model_validate({"schedule": given})
+
+
+CYCLE = {"name": "one_cycle", "one_cycle": {"momentum": [0.85, 0.95]}}
+
+
+@rounds("name", OPTIMIZERS)
+def test_a_momentum_that_an_optimizer_lacks_is_not_cycled(name):
+    if OPTIMIZERS[name].momentum:
+        assert TrainConfig.model_validate({"optim": {"name": name}, "schedule": CYCLE}).schedule.cycles_momentum
+        return
+    assert name in ("adafactor", "schedule_free")
+    message = f"optim.name={name} has none that can change: choose one of sgd, adam.*or leave schedule.one_cycle.momen"
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate({"optim": {"name": name}, "schedule": CYCLE})
+
+
+@rounds(
+    ("given", "message"),
+    [
+        ({"name": "sgd", "momentum": 0.9}, "optim.momentum is set, and schedule.one_cycle.momentum sets it.*leave opt"),
+        ({"betas": [0.9, 0.99]}, "optim.betas is set.*leave optim.betas out and set optim.beta2 for the second"),
+        ({"beta1": 0.9}, "optim.beta1 is set"),
+        ({"name": "mine:Optimizer"}, "optim.name=mine:Optimizer has none that can change"),
+    ],
+)
+def test_a_momentum_that_the_schedule_sets_is_set_once(given, message):
+    with pytest.raises(ValidationError, match=message):
+        TrainConfig.model_validate({"optim": given, "schedule": CYCLE})
 
 
 def module_with(monkeypatch, **functions) -> None:

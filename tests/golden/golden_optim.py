@@ -31,6 +31,8 @@ HYPERPARAMETERS: dict[str, Any] = {
     "betas": (0.8, 0.9),
     "eps": 1e-4,
     "trust_coefficient": 0.02,
+    "d0": 1e-3,
+    "d_coef": 0.5,
     "gamma": 0.5,
     "update_every": 3,
     "max_dim": 5,

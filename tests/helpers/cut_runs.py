@@ -161,6 +161,7 @@ VARIANTS = {
     "rollback": {"task": ToyThatJumps, "rollback": ROLLBACK, "checkpoint": {"every_steps": 2, "keep_last": 1}},
     "little memory": {"task": ToyOfLittleMemory},
     "sgd": {"optim": {"name": "sgd", "nesterov": True}, "schedule": {"name": "one_cycle"}},
+    "cycled momentum": {"schedule": {"name": "one_cycle", "one_cycle": {"momentum": [0.5, 0.95]}}},
     "cosine": {"schedule": {"name": "cosine", "warmup_steps": 3, "min_lr": 1e-5}, "clip": {"norm": 0.1}},
     "gradients": {
         "gradients": {"centralize": True, "noise": 0.01, "noise_scale": True},
@@ -190,6 +191,8 @@ VARIANTS = {
     "buffers left out, averaged": {"task": toy_with(Centred), "average": {"name": "ema", "decay": 0.8}},
     "extra state": {"task": toy_with(Scheduled)},
     "extra state, averaged": {"task": toy_with(Scheduled), "average": {"name": "ema", "decay": 0.8}},
+    "schedule_free": {"optim": {"name": "schedule_free"}, "schedule": {"warmup_steps": 3}},
+    "prodigy": {"optim": {"name": "prodigy", "d0": 1e-3}},
     "sophia": {"optim": {"name": "sophia", "update_every": 2}},
     "ranger": {"optim": {"name": "ranger", "lookahead": {"k": 4}}},
     "muon": {"optim": {"name": "muon"}},

@@ -24,6 +24,29 @@ def _nothing_is_ignored(config: TrainConfig) -> None:
         raise ValueError(sentences[0])
 
 
+def _weights_have_one_average(config: TrainConfig) -> None:
+    if config.optim.averages and config.average.name != "none":
+        raise ValueError(
+            f"average.name is {config.average.name!r}, and optim.name={config.optim.name} averages the weights itself: "
+            "leave average out, or choose adamw."
+        )
+
+
+def _momentum_can_be_cycled(config: TrainConfig) -> None:
+    optim, cycled = config.optim, "schedule.one_cycle.momentum"
+    if not config.schedule.cycles_momentum:
+        return
+    changeable = [name for name, known in OPTIMIZERS.items() if known.momentum]
+    if optim.name not in changeable:
+        raise ValueError(
+            f"{cycled} sets the momentum of each step, and optim.name={optim.name} has none that can change: choose "
+            f"one of {', '.join(changeable)}, or leave {cycled} out."
+        )
+    if name := next((name for name in ("momentum", "betas", "beta1") if getattr(optim, name) is not None), None):
+        instead = " and set optim.beta2 for the second of betas" if name == "betas" else ""
+        raise ValueError(f"optim.{name} is set, and {cycled} sets it at each step: leave optim.{name} out{instead}.")
+
+
 def _noise_is_measurable(config: TrainConfig) -> None:
     if config.gradients.noise_scale and (config.fixed_micro_batch_size or config.batch_size) >= config.batch_size:
         raise ValueError(
@@ -52,6 +75,26 @@ def _lanes_do_the_same(config: TrainConfig) -> None:
         raise ValueError(
             f"lanes is {config.lanes}: trials that train as lanes of one model cannot do with {conflict}; "
             f"leave {conflict.partition('=')[0].partition(',')[0]} out, or lanes=1."
+        )
+
+
+def _parts_are_differentiated_one_by_one(config: TrainConfig) -> None:
+    """Refuses rules that compare the gradients of a loss's parts with settings that know the whole gradient alone."""
+    others = {
+        "compile": bool(config.compile),
+        "parallel, where the gradients of other ranks are missing": config.parallel.ranks > 1,
+        f"activations.checkpoint={config.activations.checkpoint}": config.activations.checkpoint != "none",
+        f"activations.offload={config.activations.offload}": config.activations.offload != "none",
+        "gradients.penalty, which is added to the parts": config.gradients.penalty is not None,
+        "gradients.noise_scale, which measures whole gradients": config.gradients.noise_scale,
+        "memory_limit, by an estimate that knows one gradient": config.memory_limit is not None,
+        "micro_batch_size=auto, by an estimate that knows one gradient": config.micro_batch_size == "auto",
+    }
+    if config.gradients.by_parts and (conflict := _first(others)):
+        rule = "conflicts=pcgrad" if config.gradients.conflicts != "none" else "balance=gradnorm"
+        raise ValueError(
+            f"gradients.{rule} takes the gradient of each part of the loss, which does not go with {conflict}: "
+            "leave one of them out."
         )
 
 
@@ -89,6 +132,13 @@ def _what_is_recomputed_is_differentiated_once(config: TrainConfig) -> None:
             raise ValueError(f"activations.{name} does not go with {conflict}: leave one of them out.")
 
 
+_OF_ALL = {  # optimizers whose step is of all parameters
+    "sophia": "differentiates through all parameters at once",
+    "schedule_free": "is evaluated at an average of all parameters",
+    "prodigy": "estimates one distance from all parameters",
+}
+
+
 def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
     parallel, optim = config.parallel, config.optim
     known = OPTIMIZERS.get(optim.name)
@@ -100,11 +150,11 @@ def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
         )
     if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
         raise ValueError("optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto.")
-    if optim.name == "sophia" and (parallel.pipeline > 1 or parallel.shard == "zero1"):
+    if optim.name in _OF_ALL and (parallel.pipeline > 1 or parallel.shard == "zero1"):
         divider = "parallel.shard=zero1" if parallel.shard == "zero1" else f"parallel.pipeline={parallel.pipeline}"
         raise ValueError(
-            f"optim.name is 'sophia', which differentiates through all parameters at once, and {divider} divides "
-            f"them: choose adamw or lion, or leave {divider.split('=')[0]} out."
+            f"optim.name is {optim.name!r}, which {_OF_ALL[optim.name]}, and {divider} divides them: choose adamw or "
+            f"lion, or leave {divider.split('=')[0]} out."
         )
 
 
@@ -209,6 +259,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"num_workers={c.num_workers}": c.num_workers not in (0, "none"),
         f"num_threads={c.num_threads}": c.num_threads > 1,  # where threads meet depends on the number of lanes
         "batch_growth": bool(c.batch_growth.epochs),
+        "schedule.one_cycle.momentum": c.schedule.cycles_momentum,
         f"micro_batch_size={c.micro_batch_size}": c.micro_batch_size == "auto",
         "memory_limit": c.memory_limit is not None,
         f"optim.name={c.optim.name}": c.optim.name == "sophia",
@@ -216,6 +267,8 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"activations.checkpoint={c.activations.checkpoint}": c.activations.checkpoint != "none",
         f"activations.offload={c.activations.offload}": c.activations.offload != "none",
         "gradients.penalty": c.gradients.penalty is not None,
+        f"gradients.conflicts={c.gradients.conflicts}": c.gradients.conflicts != "none",
+        f"gradients.balance={c.gradients.balance}": c.gradients.balance != "none",
         "gradients.noise_scale": c.gradients.noise_scale,
         "rollback.enabled": c.rollback.enabled,
         "checkpoint.asynchronous": c.checkpoint.asynchronous,
@@ -225,9 +278,12 @@ def _no_lanes(c: TrainConfig) -> str | None:
 
 _RULES: tuple[Callable[[TrainConfig], None], ...] = (
     _nothing_is_ignored,
+    _weights_have_one_average,
+    _momentum_can_be_cycled,
     _noise_is_measurable,
     _folds_are_possible,
     _lanes_do_the_same,
+    _parts_are_differentiated_one_by_one,
     _penalty_is_differentiable,
     _sophia_is_differentiable,
     _what_is_recomputed_is_differentiated_once,

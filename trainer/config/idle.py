@@ -89,6 +89,9 @@ TABLE: tuple[Idle, ...] = (
     Idle(("schedule.warmup_power",), (_is("schedule.warmup", "polynomial"),), "refused"),
     Idle(("schedule.warmup_start",), (_is("schedule.warmup", "exponential"),), "refused"),
     Idle(("schedule.base_batch_size",), (_is("schedule.scale_lr", "linear", "sqrt"),), "refused"),
+    Idle(
+        _of("gradients", "balance_alpha", "balance_lr", "balance_of"), (_is("gradients.balance", "gradnorm"),), "option"
+    ),
     Idle(("optim.sam.",), (_is("optim.wrap", "sam"),), "option"),
     Idle(("optim.lookahead.",), (_is("optim.wrap", "lookahead"), _is("optim.name", "ranger")), "option"),
     Idle(("average.decay",), (_is("average.name", "ema"),), "option"),

@@ -28,7 +28,8 @@ class Known:
 
     `build` ("module:callable") takes the parameter groups and, by name, the `defaults` updated by the settings.
     `runs_as` has the quickest implementation first. `sharded`: it also works on parameters that ranks hold parts of.
-    `takes_complex`: complex parameters step as their real and imaginary parts.
+    `takes_complex`: complex parameters step as their real and imaginary parts. `averages`: evaluations show an average
+    of the weights that it computes.
     """
 
     build: str
@@ -36,6 +37,15 @@ class Known:
     runs_as: tuple[Implementation, ...] = ("foreach", "single")
     sharded: bool = True
     takes_complex: bool = False
+    averages: bool = False
+
+    @property
+    def momentum(self) -> bool:
+        """Returns True if it has a momentum that a schedule may change: one of its own, or the first of its betas.
+
+        The first beta of an optimizer that averages says where one point lies between two others, and stays.
+        """
+        return not self.averages and ("momentum" in self.defaults or "betas" in self.defaults)
 
 
 _OF_ONES_OWN: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.0}  # for an optimizer given by its dotted path
@@ -56,6 +66,10 @@ OPTIMIZERS: dict[str, Known] = {
         "trainer.optim.layerwise:Lars", {"lr": 0.3, "weight_decay": 1e-4, "momentum": 0.9, "trust_coefficient": 1e-3}
     ),
     "lion": Known("trainer.optim.lion:Lion", {"lr": 3e-4, "weight_decay": 0.03, "betas": (0.9, 0.99)}),
+    "schedule_free": Known(
+        "trainer.optim.schedule_free:ScheduleFree", _ADAM | {"lr": 2.5e-3}, sharded=False, averages=True
+    ),
+    "prodigy": Known("trainer.optim.prodigy:Prodigy", _ADAM | {"lr": 1.0, "d0": 1e-6, "d_coef": 1.0}, sharded=False),
     "sophia": Known(
         "trainer.optim.sophia:Sophia",
         {"lr": 6e-4, "weight_decay": 0.2, "betas": (0.96, 0.99), "eps": 1e-12, "gamma": 0.01, "update_every": 10},
@@ -147,6 +161,8 @@ class OptimConfig(Frozen):
     beta2: Beta | None = None
     eps: Positive | None = None
     trust_coefficient: Positive | None = None  # lars: a step's size as a share of the layer's weights, at lr 1
+    d0: Positive | None = None  # prodigy: the first estimate of the distance to the solution
+    d_coef: Positive | None = None  # prodigy: factor of all later estimates
     gamma: Positive | None = None  # sophia: scales the curvature; the larger, the fewer entries are clipped
     update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between curvature updates
     max_dim: Annotated[int, Field(ge=1)] | None = None  # soap, shampoo: longer sides of a matrix stay as they are
@@ -185,6 +201,11 @@ class OptimConfig(Frozen):
             return None
         return self.lookahead.k or (6 if self.name == "ranger" else 5)
 
+    @property
+    def averages(self) -> bool:
+        """Returns True if evaluations show an average of the weights that the optimizer computes."""
+        return self.name in OPTIMIZERS and OPTIMIZERS[self.name].averages
+
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:
         if self.betas is not None and (self.beta1 is not None or self.beta2 is not None):
@@ -196,9 +217,23 @@ class OptimConfig(Frozen):
                 f"implementation={self.implementation!r} is for the optimizers of the table: leave it auto."
             )
         hyperparameters = self.hyperparameters
+        if self.averages:
+            self._check_average(hyperparameters["betas"][0])
         if hyperparameters.get("nesterov") and hyperparameters.get("momentum") == 0:
             raise ValueError("nesterov is true but momentum is 0: set momentum above 0, or nesterov to false.")
         return self
+
+    def _check_average(self, beta1: float) -> None:
+        if self.wrap == "lookahead":
+            raise ValueError(
+                f"wrap is 'lookahead', which moves the weights, and {self.name} computes their average from where its "
+                "own steps move them: leave wrap out, or choose adamw."
+            )
+        if beta1 == 0:
+            raise ValueError(
+                f"the first of betas is 0, the share of the average in the point at which {self.name} computes "
+                "gradients: set it above 0, to 0.9 for example."
+            )
 
     def _check_known(self, known: Known) -> None:
         names = [name for name in known.defaults if name in _HYPERPARAMETERS]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import PATTERN, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.fields import PATTERN, Beta, Frozen, Mode, NonNegative, Positive, Share
 
 AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1)]
@@ -22,6 +22,14 @@ class OneCycleConfig(Frozen):
     pct_start: Share = 0.3  # the rise's share of all steps, unless schedule.warmup_* sets it
     div_factor: AtLeastOne = 25.0
     final_div_factor: AtLeastOne = 1e4
+    momentum: tuple[Beta, Beta] | None = None  # falls from the second to the first and back; None: it does not change
+
+    @model_validator(mode="after")
+    def _momentum_rises(self) -> OneCycleConfig:
+        if self.momentum is not None and self.momentum[0] > self.momentum[1]:
+            low, high = self.momentum
+            raise ValueError(f"momentum is {[low, high]}: give the lower one, of the highest rate, first.")
+        return self
 
 
 class PlateauConfig(Frozen):
@@ -88,6 +96,11 @@ class ScheduleConfig(Frozen):
     options: dict[str, float] | None = None  # options of your own function
     one_cycle: OneCycleConfig = OneCycleConfig()
     plateau: PlateauConfig = PlateauConfig()
+
+    @property
+    def cycles_momentum(self) -> bool:
+        """Returns True if the schedule sets the momentum at each step."""
+        return self.name == "one_cycle" and self.one_cycle.momentum is not None
 
     @property
     def own_fields(self) -> dict[str, Any]:

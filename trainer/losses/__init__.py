@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from trainer.losses.combine import gradient_penalty, weighted_sum
+from trainer.losses.combine import gradient_penalty, uncertainty_sum, weighted_sum
 from trainer.losses.contrastive import causal_contrastive
 from trainer.losses.pointwise import cross_entropy, ctc, focal, huber, mse, quantile
 from trainer.losses.preference import dpo, ipo, kto, sequence_log_probs
@@ -42,5 +42,6 @@ __all__ = [
     "rank_ic",
     "sequence_log_probs",
     "sharpe",
+    "uncertainty_sum",
     "weighted_sum",
 ]

@@ -1,8 +1,8 @@
-"""Holds weighted sums of losses, and a penalty on gradients."""
+"""Holds weighted sums of losses, with weights that are set or trained, and a penalty on gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,19 +16,50 @@ def weighted_sum(losses: Mapping[str, Loss], weights: Mapping[str, float]) -> Lo
 
     If all counts are the same, accumulation over micro-batches is exact. A loss of another count n_k enters as its
     sum times n / n_k, the mean of its own micro-batch. The terms are `loss_<name>` of each loss, before its weight, and
-    the terms of the losses. Raises TrainerError for a weight without a loss, and if there are no weights.
+    the terms of the losses; the parts are the weighted losses. Raises TrainerError for a weight without a loss, and if
+    there are no weights.
     """
     if unknown := weights.keys() - losses.keys():
         raise TrainerError(f"weight of {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it.")
     if not weights:
         raise TrainerError("a weighted sum needs a weight for at least one loss.")
     first = losses[next(iter(weights))]
-    parts = {name: over(first.count, losses[name]) for name in weights}
-    terms = {name: term for key in weights for name, term in losses[key].terms.items()}
-    terms |= {f"loss_{name}": part.detach() for name, part in parts.items()}
-    return Loss(
-        sum((weights[name] * part for name, part in parts.items()), first.sum.new_zeros(())), first.count, terms
-    )
+    means = {name: over(first.count, losses[name]) for name in weights}
+    parts = {name: weights[name] * mean for name, mean in means.items()}
+    return Loss(sum(parts.values(), first.sum.new_zeros(())), first.count, _terms(losses, means), parts)
+
+
+def uncertainty_sum(losses: Mapping[str, Loss], log_variances: Tensor, *, squared: Collection[str] = ()) -> Loss:
+    """Returns sum_k (w_k mean_k + s_k / 2), where w_k is exp(-s_k), or exp(-s_k) / 2 for the losses in `squared`.
+
+    Kendall, Gal & Cipolla 2018, arXiv 1705.07115, eq. 7 and 10 with s_k = log sigma_k^2: `squared` names the squared
+    errors, which are likelihoods of a Gaussian; the other losses are cross-entropies.
+
+    log_variances: s [losses], in the order of `losses`; a parameter of the model, so that it is trained and saved with
+    the model. The count and the terms are those of `weighted_sum`, and `weight_<name>` is w_k. Raises TrainerError for
+    a name that is none of the losses, and for another number of variances than losses.
+    """
+    if unknown := set(squared) - losses.keys():
+        raise TrainerError(
+            f"squared names {min(unknown)!r}, which is none of the losses {', '.join(losses)}: remove it."
+        )
+    if log_variances.shape != (len(losses),) or not losses:
+        raise TrainerError(
+            f"the log-variances have the shape {list(log_variances.shape)}, and there are {len(losses)} losses: make "
+            f"them torch.nn.Parameter(torch.zeros({len(losses)}))."
+        )
+    first = next(iter(losses.values()))
+    means = {name: over(first.count, loss) for name, loss in losses.items()}
+    spread = dict(zip(losses, log_variances, strict=True))
+    weights = {name: torch.exp(-s) * (0.5 if name in squared else 1.0) for name, s in spread.items()}
+    parts = {name: weights[name] * mean + first.count * spread[name] / 2 for name, mean in means.items()}
+    terms = _terms(losses, means) | {f"weight_{name}": (w * first.count).detach() for name, w in weights.items()}
+    return Loss(sum(parts.values(), first.sum.new_zeros(())), first.count, terms, parts)
+
+
+def _terms(losses: Mapping[str, Loss], means: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    terms = {name: term for key in means for name, term in losses[key].terms.items()}
+    return terms | {f"loss_{name}": mean.detach() for name, mean in means.items()}
 
 
 def over(count: float | Tensor, loss: Loss) -> Tensor:

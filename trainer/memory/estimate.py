@@ -156,7 +156,8 @@ def _measured(task: Task, config: TrainConfig, batch: Any, accumulates: bool, ra
         optimizer, sent = ranks.optimizer(config.optim, model), ranks.rehearse(model)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         begun = live.now
-        moving = [*params, *model.buffers()] if config.average.name != "none" else []
+        averages = config.average.name != "none" or config.optim.averages
+        moving = [*params, *model.buffers()] if averages else []
         average = [t.detach().clone() for t in moving]
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         lookahead = Lookahead(named, k, alpha=1.0) if (k := config.optim.lookahead_k) else None

@@ -34,11 +34,14 @@ class Average:
         self._model, self._begun = model, False
         self._updates: int | Tensor = 0  # a tensor if only the device knows
         self._averaged: nn.Module | None = None
-        if config.name == "none":
-            return
-        self._averaged = _copy(model, config)
+        if config.name != "none":
+            self._follow(f"train.average.name={config.name}")
+
+    def _follow(self, setting: str) -> None:
+        """Makes the second model, which `setting` asks for."""
+        self._averaged = _copy(self._model, setting)
         self._saved = Saved(self._averaged)
-        now = list(zip(_moving(self._averaged), _moving(model), strict=True))
+        now = list(zip(_moving(self._averaged), _moving(self._model), strict=True))
         # An infinity, as in a mask, minus itself is NaN; integers have no mean.
         self._blended = [(a, w) for a, w in now if _has_mean(w) and bool(w.isfinite().all())]
         self._copied = [(a, w) for a, w in now if not any(w is other for _, other in self._blended)]
@@ -57,13 +60,16 @@ class Average:
     @torch.no_grad()
     def _update(self) -> None:
         n = int(self._updates)
-        share = 1 / (n + 1) if self.config.name == "swa" else max(9 / (10 + n), 1 - self.config.decay)
         if self._blended:
             averages, weights = zip(*self._blended, strict=True)
-            foreach.lerp_(averages, weights, share if n else 1.0)
+            foreach.lerp_(averages, weights, self._share(n) if n else 1.0)
         for average, weight in self._copied:
             average.copy_(weight)
         self._updates = n + 1
+
+    def _share(self, n: int) -> float:
+        """Returns the weight of the newest weights in the average, after `n` updates."""
+        return 1 / (n + 1) if self.config.name == "swa" else max(9 / (10 + n), 1 - self.config.decay)
 
     @torch.no_grad()
     def _update_on_device(self, taken: Tensor) -> None:
@@ -107,7 +113,7 @@ def _has_mean(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _copy(model: nn.Module, config: AverageConfig) -> nn.Module:
+def _copy(model: nn.Module, setting: str) -> nn.Module:
     """Returns a second model, which shares frozen parameters. Raises ConfigError if the model cannot be copied."""
     # Objects in deepcopy's memo are not copied. A tensor that a module computes from its parameters and keeps, as
     # weight_norm does, is made again in each pass; torch does not copy one that has a history.
@@ -119,8 +125,8 @@ def _copy(model: nn.Module, config: AverageConfig) -> nn.Module:
         return deepcopy(model, memo)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ConfigError(
-            f"train.average.name={config.name} keeps a second model, and {type(model).__name__} cannot be copied "
-            f"({error}): keep out of it what copy.deepcopy refuses, or leave train.average out."
+            f"{setting} keeps a second model, and {type(model).__name__} cannot be copied ({error}): keep out of it "
+            f"what copy.deepcopy refuses, or leave {setting} out."
         ) from error
 
 

@@ -3,6 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,11 +25,16 @@ class Own(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # takes none
+        for params, grads, group in self.batches():
+            self.update(params, grads, group)
+
+    def batches(self) -> Iterator[tuple[list[Tensor], list[Any], dict[str, Any]]]:
+        """Yields the parameters that have a gradient, in lists for `update`, with their gradients and their group."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             for batch in [params] if group["foreach"] else [[p] for p in params]:
                 if batch:
-                    self.update(batch, [p.grad for p in batch], group)
+                    yield batch, [p.grad for p in batch], group
 
     def update(self, params: list[Tensor], grads: list[Any], group: dict[str, Any]) -> None:
         """Changes `params` in place and only reads `grads`."""

@@ -6,7 +6,7 @@ masks become numbers, and texts are lost. Here each value comes back in its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from trainer.runtime.json_encoding import decoded, encoded
 from trainer.runtime.tensors import same_bits
 
 _SET_ANEW = ("params", "lr")  # entries of a group that are set at each start or step
+MOMENTUM = ("momentum", "betas")  # those that a schedule of the momentum sets at each step
 
 
 class Kept:
@@ -25,12 +26,16 @@ class Kept:
 
     A group's entry that steps do not change is a hyperparameter and belongs to the configuration. An entry that they
     change, such as Prodigy's `d` or a count of steps, is state. `keeper` is the optimizer that keeps the state of
-    parameters, if that is another one. `names` are the model's parameters.
+    parameters, if that is another one. `names` are the model's parameters. `scheduled` are further entries that are
+    set at each step, and so no state.
     """
 
-    def __init__(self, optimizer: Optimizer, keeper: Optimizer, names: Mapping[Tensor, str]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, keeper: Optimizer, names: Mapping[Tensor, str], scheduled: Sequence[str] = ()
+    ) -> None:
         self._optimizer, self._keeper, self._names = optimizer, keeper, names
-        self._begun = [_copied(_entries(group)) for group in optimizer.param_groups]
+        self._set_anew = {*_SET_ANEW, *scheduled}
+        self._begun = [_copied(self._entries(group)) for group in optimizer.param_groups]
 
     def state(self) -> dict[str, Any]:
         """Returns the argument of `load`; its tensors are not copies."""
@@ -41,7 +46,7 @@ class Kept:
             else:  # shared by all parameters
                 state.setdefault("shared", {})[key] = encoded(value)
         for group, begun in zip(self._optimizer.param_groups, self._begun, strict=True):
-            entries = {k: v for k, v in _entries(group).items() if k not in begun or not same(begun[k], v)}
+            entries = {k: v for k, v in self._entries(group).items() if k not in begun or not same(begun[k], v)}
             if entries and group["params"]:
                 names = [self._names[p] for p in group["params"]]
                 state.setdefault("groups", {})[names[0]] = {"of": names, "entries": encoded(entries)}
@@ -84,14 +89,13 @@ class Kept:
             for group, begun in zip(optimizer.param_groups, self._begun, strict=True):
                 first = next(iter(group["params"]), None)
                 entries = {} if first is None else of.get(self._names[first], {})
-                for key in _entries(group).keys() - begun.keys():
+                for key in self._entries(group).keys() - begun.keys():
                     del group[key]
                 for key, value in (_copied(begun) | entries).items():
                     group[key] = _exact(value, begun.get(key), first)
 
-
-def _entries(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _SET_ANEW}
+    def _entries(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in group.items() if key not in self._set_anew}
 
 
 def _copied(value: Any) -> Any:

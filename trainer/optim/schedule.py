@@ -9,7 +9,7 @@ schedule at s = W.
     cosine           (1 + cos pi p)/2, down to min_lr (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts)
     cosine_restarts  the same over `num_cycles` cycles, each `cycle_mult` times as long as the one before (ibid.)
     one_cycle        cosine from 1/div up to 1 at s = W, cosine down to 1/(div * final_div) at s = T - 1 (Smith &
-                     Topin, arXiv 1708.07120; torch's OneCycleLR)
+                     Topin, arXiv 1708.07120; torch's OneCycleLR); with `momentum` that falls and rises the other way
     polynomial       (1 - p)^power, down to min_lr (power 0.9: Chen et al. 2017, arXiv 1606.00915)
     linear           1 - p, down to min_lr
     exponential      gamma^((s - W)/E)
@@ -165,6 +165,23 @@ def one_cycle(c: ScheduleConfig, run: Run) -> Rate:
     end = low / c.one_cycle.final_div_factor
     rise, fall = run.warmup, max(run.total - 1 - run.warmup, 1)
     return lambda step: _cosine(low, run.lr, step / rise) if step < rise else _cosine(run.lr, end, (step - rise) / fall)
+
+
+def momentum(config: ScheduleConfig, total: int, lengths: Epochs) -> Rate | None:
+    """Returns one_cycle's momentum as a function of the step; None if the schedule does not change it."""
+    if not config.cycles_momentum or config.one_cycle.momentum is None:
+        return None
+    (low, high), rise = config.one_cycle.momentum, warmup_length(config, total, lengths)
+    fall = max(total - 1 - rise, 1)
+    return lambda step: _cosine(high, low, step / rise) if step < rise else _cosine(low, high, (step - rise) / fall)
+
+
+def set_momentum(group: dict[str, Any], value: float) -> None:
+    """Sets the momentum of an optimizer's group, which is the first of its betas where it has no other."""
+    if "momentum" in group:
+        group["momentum"] = value
+    else:
+        group["betas"] = (value, group["betas"][1])
 
 
 def polynomial(c: ScheduleConfig, run: Run) -> Rate:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Trainer fields that a checkpoint depends on, or that have no effect once training has begun.
 SETTLED = (
     *("train.num_epochs", "train.batch_size", "train.micro_batch_size", "train.batch_growth.*", "train.seed"),
-    *("train.precision", "train.optim.name", "train.init.*", "train.parallel.*"),
+    *("train.precision", "train.optim.name", "train.optim.d0", "train.init.*", "train.parallel.*"),
     *("train.average.*", "train.device", "train.resume_from"),
 )
 

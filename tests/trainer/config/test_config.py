@@ -46,6 +46,8 @@ def test_the_fields_are_a_surface_that_only_grows():
         "checkpoint.max_bytes", "checkpoint.monitor", "checkpoint.mode",
         "peak_tflops", "activations.checkpoint", "activations.modules", "batch_growth.epochs", "batch_growth.factor",
         "memory_limit", "init.name", "init.gain", "init.std", "init.zero_last",
+        "optim.d0", "optim.d_coef", "gradients.conflicts", "gradients.balance", "gradients.balance_alpha",
+        "gradients.balance_lr", "gradients.balance_of", "schedule.one_cycle.momentum",
     }  # fmt: skip
 
 

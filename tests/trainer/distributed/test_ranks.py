@@ -72,6 +72,7 @@ KEPT: dict[str, dict[str, Any]] = {  # what keeps a state of its own beside the 
     "loss_scale": {"precision": "fp16", "loss_scale": {"init": 2.0**22, "growth_interval": 5}},
     "ema": {"average": {"name": "ema", "decay": 0.9}},
     "swa": {"average": {"name": "swa", "start": 0.5}},
+    "schedule_free": {"optim": {"name": "schedule_free"}},
     "lookahead": {"optim": {"wrap": "lookahead", "lookahead": {"k": 3}}},
     "ranger": {"optim": {"name": "ranger"}},
 }
@@ -353,7 +354,7 @@ def test_state_beside_the_optimizer_is_on_ranks_as_in_one_process(name, ran, tmp
     tolerance = 1e-2 if name == "loss_scale" else 1e-6
     assert_equal(results[0][name], rank_runs.run(str(tmp_path), **KEPT[name]), tolerance)
     ours, theirs = (load(max(Path(at).glob("step-*"))) for at in (f"{job['directory']}/{name}", tmp_path))
-    item = {"ema": "average", "swa": "average", "ranger": "lookahead"}.get(name, name)
+    item = {"ema": "average", "swa": "average", "schedule_free": "average", "ranger": "lookahead"}.get(name, name)
     assert ours[item]
     torch.testing.assert_close(ours[item], theirs[item], rtol=tolerance, atol=1e-6)
     if name == "loss_scale":

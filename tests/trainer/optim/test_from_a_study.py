@@ -38,7 +38,9 @@ def knowing(field: str) -> dict[str, set[str]]:
 # Each field of an optimizer that is a number, over the range that docs/guide/optimizers.md gives.
 SPACE = {
     "train.optim.name": Choice(list(OPTIMIZERS)),
-    "train.optim.wrap": Choice(["none", "lookahead", "sam"]),
+    "train.optim.wrap": Choice(
+        ["none", "lookahead", "sam"], when={"train.optim.name": set(OPTIMIZERS) - {"schedule_free"}}
+    ),
     "train.optim.lookahead.k": Int(2, 20, when={"train.optim.wrap": "lookahead"}),
     "train.optim.lookahead.alpha": Float(0.2, 0.8, when={"train.optim.wrap": "lookahead"}),
     "train.optim.sam.rho": Float(0.01, 0.5, log=True, when={"train.optim.wrap": "sam"}),
@@ -52,6 +54,8 @@ SPACE = {
     "train.optim.beta2": Float(0.9, 0.9999, when=knowing("beta2")),
     "train.optim.eps": Float(1e-10, 1e-4, log=True, when=knowing("eps")),
     "train.optim.trust_coefficient": Float(1e-4, 0.1, log=True, when=knowing("trust_coefficient")),
+    "train.optim.d0": Float(1e-8, 1e-4, log=True, when=knowing("d0")),
+    "train.optim.d_coef": Float(0.1, 10, log=True, when=knowing("d_coef")),
     "train.optim.gamma": Float(1e-3, 0.1, log=True, when=knowing("gamma")),
     "train.optim.update_every": Int(1, 100, log=True, when=knowing("update_every")),
     "train.optim.max_dim": Int(64, 8192, powers_of_two=True, when=knowing("max_dim")),

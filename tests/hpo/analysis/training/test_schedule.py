@@ -117,7 +117,7 @@ def written(fields: dict) -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in fields.items():
         if isinstance(value, BaseModel):
-            flat |= {f"{name}.{part}": str(default) for part, default in value}
+            flat |= {f"{name}.{part}": "none" if default is None else str(default) for part, default in value}
         else:
             flat[name] = "" if value is None else "empty" if value == {} else str(value)
     return flat
