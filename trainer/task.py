@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import ConfigError, TrainerError
+from trainer.finding import Finding
 from trainer.quote import quoted
 from trainer.report import number
 from trainer.runtime.model_state import accepting
@@ -208,6 +209,10 @@ class Task:
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Returns metrics of the model, named `val/...`; called after each epoch in eval mode and without gradient."""
         return {}
+
+    def findings(self, model: nn.Module) -> Sequence[Finding]:
+        """Returns findings of checks that the task has of its own, for a diagnosis; called like `evaluate`."""
+        return ()
 
     def artifacts(self, model: nn.Module) -> Mapping[str, str]:
         """Returns texts that belong to the trial, by file name.

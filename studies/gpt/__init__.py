@@ -50,6 +50,10 @@ STUDY = Study(
         "data.phases": "data.path == '' or data.general_path != ''",
         **dict.fromkeys(["data.vocab_size", "data.tokenizer_file"], "data.tokenizer == 'bpe'"),
         "data.end_token": "data.tokenizer_file != ''",
+        **{
+            f"model.moe.{name}": "model.moe.experts > 1"
+            for name in ("top_k", "capacity", "shared", "balance", "z_loss")
+        },
         **dict.fromkeys(["samples.prompts", "samples.temperature"], "samples.tokens > 0"),
     },
     enqueue=[

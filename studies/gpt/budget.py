@@ -6,6 +6,8 @@ approaches 1 and 2, table 2). At the sizes they trained (table 3) that is about 
 N = sqrt(C / 120). The constants of their approach 3, the fitted loss, were found not to follow from its data (Besiroglu
 et al. 2024, arXiv 2404.10102), so it is not used here. Small models of bytes are far from where this was measured.
 
+Of a mixture of experts N counts what a token meets: its operations are those of the active parameters.
+
 python -m studies.gpt.budget [PATH=VALUE ...]     for a configuration
 python -m studies.gpt.budget --flops 1e18         the optimum for this many operations
 """
@@ -27,8 +29,18 @@ FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two for the product forward, four for both 
 
 def parameters(model: ModelConfig, vocab_size: int) -> int:
     """Returns the number of the model's parameters."""
-    h, kv = model.hidden_size, model.hidden_size // model.num_heads * model.num_kv_heads
-    block = 2 * h * h + 2 * h * kv + 3 * h * model.mlp + 2 * h
+    return _size(model, vocab_size, model.moe.experts)
+
+
+def active_parameters(model: ModelConfig, vocab_size: int) -> int:
+    """Returns the number of parameters that compute with a token: of the experts, `top_k` and those that all share."""
+    return _size(model, vocab_size, model.moe.top_k)
+
+
+def _size(model: ModelConfig, vocab_size: int, experts: int) -> int:
+    h, kv, moe = model.hidden_size, model.hidden_size // model.num_heads * model.num_kv_heads, model.moe
+    mlps, router = (experts + moe.shared, moe.experts * h) if model.mixed else (1, 0)
+    block = 2 * h * h + 2 * h * kv + 3 * h * model.mlp * mlps + router + 2 * h
     return model.num_layers * block + h + (1 if model.tie else 2) * vocab_size * h
 
 
@@ -47,15 +59,17 @@ def rows(config: Config) -> int | None:
     """Returns the rows of an epoch with which the run sees data.tokens_per_parameter; None if that is not set."""
     if config.data.tokens_per_parameter is None:
         return None
-    tokens = config.data.tokens_per_parameter * parameters(config.model, config.data.vocab_size)
+    tokens = config.data.tokens_per_parameter * active_parameters(config.model, config.data.vocab_size)
     return max(round(tokens / config.data.block_size / config.train.num_epochs), 1)
 
 
 def report(config: Config) -> dict[str, Any]:
-    """Returns the model's size and the cost of training it on 20 tokens for each parameter."""
-    size = parameters(config.model, config.data.vocab_size)
-    tokens = TOKENS_PER_PARAMETER * size
-    return {"parameters": size, "compute_optimal_tokens": tokens, "compute_optimal_flops": round(flops(size, tokens))}
+    """Returns the model's size and the cost of training it on 20 tokens for each active parameter."""
+    sizes = {"parameters": parameters(config.model, config.data.vocab_size)}
+    active = active_parameters(config.model, config.data.vocab_size)
+    sizes |= {"active_parameters": active} if config.model.mixed else {}
+    tokens = TOKENS_PER_PARAMETER * active
+    return sizes | {"compute_optimal_tokens": tokens, "compute_optimal_flops": round(flops(active, tokens))}
 
 
 def _operations(text: str) -> float:

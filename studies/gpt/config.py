@@ -6,7 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainer.config import CheckpointConfig, ClipConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
+from trainer.config import (
+    CheckpointConfig,
+    ClipConfig,
+    Frozen,
+    NonNegative,
+    OptimConfig,
+    Positive,
+    ScheduleConfig,
+    TrainConfig,
+)
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -85,6 +94,31 @@ class DataConfig(Frozen):
         return self
 
 
+class MoeConfig(Frozen):
+    """A mixture of `experts` in place of each block's MLP (see experts.py); 1 is the plain MLP, which reads no other
+    field.
+
+    Each expert is an MLP of the model's `mlp_size`. A router gives every token to the `top_k` that it rates highest,
+    and `shared` more experts take all tokens. An expert takes `capacity` times its even share of a row's tokens, the
+    earliest, and a token that it drops goes on by the residual; None: it takes all that it is given.
+    """
+
+    experts: PositiveInt = 1
+    top_k: PositiveInt = 2
+    capacity: Positive | None = None
+    shared: Annotated[int, Field(ge=0)] = 0
+    balance: NonNegative = 0.01  # weight of the loss that keeps loads even
+    z_loss: NonNegative = 0.001  # weight of the loss that keeps the router's logits small
+
+    @model_validator(mode="after")
+    def _experts_are_enough(self) -> MoeConfig:
+        if 1 < self.experts < self.top_k:
+            raise ValueError(
+                f"top_k {self.top_k} is more than experts {self.experts}: lower top_k, or give more experts."
+            )
+        return self
+
+
 class ModelConfig(Frozen):
     """A Llama-style decoder; `mlp_size` None is 8/3 of `hidden_size`, up to a multiple of 16.
 
@@ -100,6 +134,12 @@ class ModelConfig(Frozen):
     norm_eps: Positive = 1e-5
     tie: bool = True  # the embedding is the head as well
     weights: str = ""
+    moe: MoeConfig = MoeConfig()
+
+    @property
+    def mixed(self) -> bool:
+        """Returns True if the blocks have a mixture of experts."""
+        return self.moe.experts > 1
 
     @property
     def mlp(self) -> int:
@@ -158,4 +198,26 @@ class Config(Frozen):
             )
         if self.train.parallel.pipeline > 1 and self.model.tie:
             raise ValueError("model.tie shares weights of the first and the last stage of a pipeline: set it to false.")
+        return self
+
+    @model_validator(mode="after")
+    def _experts_are_whole(self) -> Config:
+        train, experts = self.train, self.model.moe.experts
+        refused = {
+            f"train.parallel.tensor={train.parallel.tensor}": train.parallel.tensor > 1,
+            f"train.parallel.pipeline={train.parallel.pipeline}": train.parallel.pipeline > 1,
+            f"train.lanes={train.lanes}": train.fixed_lanes > 1,
+            f"train.compile={'graphs' if train.compile == 'graphs' else 'true'}": bool(train.compile),
+        }
+        for setting, is_set in refused.items():
+            if is_set and self.model.mixed:
+                raise ValueError(
+                    f"model.moe.experts={experts} and {setting} exclude each other (only the data say how many "
+                    f"tokens an expert gets): leave {setting.partition('=')[0]} out, or set model.moe.experts to 1."
+                )
+        if self.model.mixed and self.model.weights:
+            raise ValueError(
+                f"model.weights are a plain Llama's, which has no experts, and model.moe.experts is {experts}: leave "
+                "one of them out."
+            )
         return self

@@ -134,10 +134,18 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, end: int | None = None) -> None:
-    """Writes the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it."""
+    """Writes the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it.
+
+    Raises ConfigError for a mixture of experts, before anything is written.
+    """
     from safetensors.torch import save_file
 
     path, model = Path(directory), config.model
+    if model.mixed:
+        raise ConfigError(
+            f"model.moe.experts is {model.moe.experts}, and Hugging Face's Llama has no experts: open the trial by "
+            "hpo.load(...).load_model, or train with model.moe.experts=1."
+        )
     path.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
@@ -155,7 +163,7 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
 def flags(directory: str | Path) -> list[str]:
     """Returns `-o` for every size, for a run that starts from the weights in a directory."""
     model, vocab_size = read_config(directory)
-    named = model.model_dump(exclude={"weights"}) | {"weights": str(directory)}
+    named = model.model_dump(exclude={"weights", "moe"}) | {"weights": str(directory)}
     shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
     return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
 

@@ -7,6 +7,8 @@ Hugging Face: coordinate i turns with coordinate i + width/2), grouped-query att
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -39,6 +41,8 @@ class Llama(nn.Module):
     own document, up to itself. None: each row is one document. begins: where documents begin, as `kernels` take it.
 
     With targets [batch, length], -100 for none, it returns their summed cross-entropy in place of the logits.
+
+    feed: makes a block's MLP of (hidden_size, mlp_size); None: a `SwiGLU`.
     """
 
     def __init__(
@@ -54,11 +58,13 @@ class Llama(nn.Module):
         norm_eps: float = 1e-5,
         tie: bool = False,
         kernels: type[Plain] = Plain,
+        feed: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.embed = Embed(vocab_size, hidden_size, hidden_size // num_heads, rope_theta, kernels)
         self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, num_kv_heads, mlp_size, norm_eps, kernels) for _ in range(num_layers)
+            Block(hidden_size, num_heads, num_kv_heads, mlp_size, norm_eps, kernels, feed or SwiGLU)
+            for _ in range(num_layers)
         )
         self.head = Head(vocab_size, hidden_size, norm_eps, kernels)
         if tie:
@@ -72,8 +78,8 @@ class Llama(nn.Module):
         number of such additions.
         """
         for name, weight in self.named_parameters():
-            if weight.ndim == 2:
-                adds = name.endswith(("attend.o.weight", "mlp.down.weight"))
+            if weight.ndim >= 2:
+                adds = name.removesuffix(".weight").endswith(("attend.o", "mlp.down", "mlp.shared.down"))
                 nn.init.normal_(weight, std=(3 * hidden_size * (2 * num_layers if adds else 1)) ** -0.5)
 
     def forward(
@@ -127,10 +133,19 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, mlp: int, eps: float, kernels: type[Plain]) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        mlp: int,
+        eps: float,
+        kernels: type[Plain],
+        feed: Callable[[int, int], nn.Module],
+    ) -> None:
         super().__init__()
         self.norm1, self.attend = nn.RMSNorm(hidden, eps), Attention(hidden, heads, kv_heads, kernels)
-        self.norm2, self.mlp = nn.RMSNorm(hidden, eps), SwiGLU(hidden, mlp)
+        self.norm2, self.mlp = nn.RMSNorm(hidden, eps), feed(hidden, mlp)
 
     def forward(self, x: Tensor, *extra: Tensor) -> tuple[Tensor, ...]:
         x = x + self.attend(self.norm1(x), *extra)
@@ -159,13 +174,18 @@ class SwiGLU(nn.Module):
         return self.down(self.silu(self.gate(x)) * self.up(x))
 
 
-class Attention(nn.Module):
+class Recalls(nn.Module):
+    """A module that keeps what it has computed with earlier tokens, between `remember` and `forget`."""
+
+    past: list[tuple[Tensor, ...]] | None = None
+
+
+class Attention(Recalls):
     """Causal attention within documents; `heads / kv_heads` successive heads share keys and values.
 
-    A layer that is divided by columns computes as many heads as it has columns for.
+    A layer that is divided by columns computes as many heads as it has columns for. It keeps keys and values,
+    [batch, kv_heads, length, width].
     """
-
-    past: list[tuple[Tensor, Tensor]] | None = None  # keys and values [batch, kv_heads, length, width] before
 
     def __init__(self, hidden: int, heads: int, kv_heads: int, kernels: type[Plain] = Plain) -> None:
         super().__init__()
@@ -193,14 +213,14 @@ def remember(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Embed):
             module.past = 0
-        elif isinstance(module, Attention):
+        elif isinstance(module, Recalls):
             module.past = []
 
 
 def forget(model: nn.Module) -> None:
     """Makes each call a whole row again."""
     for module in model.modules():
-        if isinstance(module, Embed | Attention):
+        if isinstance(module, Embed | Recalls):
             vars(module).pop("past", None)  # restores its original state, so that training has changed no attribute
 
 

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from studies.gpt import llama
-from studies.gpt.budget import flops, parameters
+from studies.gpt.budget import active_parameters, flops
 from studies.gpt.config import Config
 from studies.gpt.data import Tokens, train_rows
+from studies.gpt.experts import Experts, Load, Route, balance_loss, recorded, slots, z_loss
 from studies.gpt.generate import generate
 from studies.gpt.model import Llama, Plain
 from trainer.data import Mixture, next_tokens
 from trainer.data.loader import to_device
 from trainer.data.view import collate
+from trainer.finding import Finding, names
 from trainer.losses import cross_entropy
 from trainer.losses.vocabulary import in_blocks, linear_cross_entropy
 from trainer.model.attention import attention, within
 from trainer.runtime.device import pick_device
 from trainer.task import Loss, Task
+
+EXPERTS = "dead experts"  # the check of `GptTask.findings`
 
 
 class Kernels(Plain):
@@ -77,7 +81,20 @@ class GptTask(Task):
         return all(source.most_documents == 1 for source in self.rows.sources)
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Loss:
-        return self._loss(model, batch, whole=self.begins and self.whole)
+        whole = self.begins and self.whole
+        if not self.config.model.mixed:
+            return self._loss(model, batch, whole=whole)
+        with recorded() as routes:
+            loss = self._loss(model, batch, whole=whole)
+        return self._routed(loss, routes, _counted(batch))
+
+    def _routed(self, loss: Loss, routes: Sequence[Route], counted: Tensor) -> Loss:
+        """Returns the loss and, by their weights, the routers' losses, added up over the blocks; all are terms."""
+        moe = self.config.model.moe
+        balance = sum((balance_loss(route, counted) for route in routes), loss.sum.new_zeros(()))
+        z = sum((z_loss(route, counted) for route in routes), loss.sum.new_zeros(()))
+        terms = {"loss_tokens": loss.sum.detach(), "loss_balance": balance.detach(), "loss_z": z.detach()}
+        return Loss(loss.sum + moe.balance * balance + moe.z_loss * z, loss.count, {**loss.terms, **terms})
 
     def _loss(self, model: nn.Module, batch: Mapping[str, Tensor], *, whole: bool) -> Loss:
         """Returns the loss of rows, `whole` if each is one document.
@@ -109,7 +126,8 @@ class GptTask(Task):
         """Returns for the target domain `val/loss` in nats per token, `val/perplexity` and `val/bits_per_byte`.
 
         The general domain has `val/general_loss` and so on. With the generated corpus `val/floor` is the loss of the
-        source itself, and `val/excess` the difference from it. With data.test the same is returned as `test/...`.
+        source itself, and `val/excess` the difference from it. With data.test the same is returned as `test/...`. A
+        mixture of experts adds the metrics of `Load`.
         """
         metrics: dict[str, float] = {}
         for part in ("val", "test") if self.data.test else ("val",):
@@ -117,7 +135,7 @@ class GptTask(Task):
                 prefix = f"{part}/" if domain == "target" else f"{part}/{domain}_"
                 metrics |= {prefix + name: value for name, value in self._judged(model, domain, part).items()}
         seen = self.progress * len(self.rows) * self.config.train.num_epochs * self.data.block_size
-        size = parameters(self.config.model, self.data.vocab_size)
+        size = active_parameters(self.config.model, self.data.vocab_size)
         return metrics | {"budget/tokens": seen, "budget/flops": flops(size, seen)}
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
@@ -140,8 +158,18 @@ class GptTask(Task):
         epoch = round(self.progress * self.config.train.num_epochs)
         return {f"samples/epoch-{epoch:04d}.txt": "\n---\n".join(written) + "\n"}
 
+    def findings(self, model: nn.Module) -> Sequence[Finding]:
+        """Returns the finding on experts that no token of the validation part chooses."""
+        if not self.config.model.mixed:
+            return ()
+        load = Load()
+        for domain in self.tokens.domains:
+            self._spent(model, domain, "val", load)
+        return [_dead_experts(load)]
+
     def _judged(self, model: nn.Module, domain: str, part: str) -> dict[str, float]:
-        nats, count = self._spent(model, domain, part)
+        load = Load()
+        nats, count = self._spent(model, domain, part, load)
         loss, name = nats / count, (domain, part)
         file = self.tokens.files[name]
         # Tokens per byte; a document begins with its end token.
@@ -150,10 +178,10 @@ class GptTask(Task):
         metrics["bits_per_byte"] = loss * predicted / math.log(2)
         if (floor := self.tokens.nats[name]) is not None:
             metrics |= {"floor": floor / count, "excess": loss - floor / count}
-        return metrics
+        return metrics | (load.metrics() if self.config.model.mixed else {})
 
-    def _spent(self, model: nn.Module, domain: str, part: str) -> tuple[float, float]:
-        """Returns (nats, tokens predicted) over all rows of a part."""
+    def _spent(self, model: nn.Module, domain: str, part: str, load: Load) -> tuple[float, float]:
+        """Returns (nats, tokens predicted) over all rows of a part, and adds the loads of experts to `load`."""
         device = next(model.parameters()).device
         rows = self.tokens.packed(domain, part, self.data.block_size, seed=0, begins=self.begins)
         nats, count = 0.0, 0.0
@@ -161,12 +189,38 @@ class GptTask(Task):
         size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
         for part_of in torch.arange(len(rows)).split(size):
             samples = [rows[i] for i in part_of.tolist()]
-            loss = self._loss(model, to_device(collate(rows)(samples), device), whole=rows.most_documents == 1)
+            batch = to_device(collate(rows)(samples), device)
+            with recorded() as routes:
+                loss = self._loss(model, batch, whole=rows.most_documents == 1)
+            if routes:
+                load.add(routes, _counted(batch))
             nats, count = nats + float(loss.sum), count + float(loss.count)
         return nats, count
 
 
 def sizes(config: Config) -> dict[str, Any]:
     """Returns the arguments of `Llama`, other than the vocabulary."""
-    model = config.model
-    return model.model_dump(exclude={"mlp_size", "weights"}) | {"mlp_size": model.mlp}
+    model, moe = config.model, config.model.moe
+    plain = model.model_dump(exclude={"mlp_size", "weights", "moe"}) | {"mlp_size": model.mlp}
+    if not model.mixed:
+        return plain
+    room = slots(moe.capacity, top_k=moe.top_k, experts=moe.experts, length=config.data.block_size)
+    chosen = {"experts": moe.experts, "top_k": moe.top_k, "slots": room, "shared": moe.shared}
+    return plain | {"feed": partial(Experts, **chosen)}
+
+
+def _counted(batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns [batch, length], True for the tokens whose next one is predicted."""
+    return next_tokens(batch["tokens"], batch["documents"]) >= 0
+
+
+def _dead_experts(load: Load) -> Finding:
+    dead, (blocks, experts) = [f"expert {expert} of block {block}" for block, expert in load.dead], load.chosen.shape
+    figure = (
+        f"{len(dead)} of {blocks * experts} experts get no token of the validation part (none should), and the most "
+        f"loaded gets {float(load.shares.max()):.3g} times an even share"
+    )
+    if not dead:
+        return Finding(EXPERTS, "healthy", figure, 0.0)
+    advice = f"{names(dead)}: raise model.moe.balance, or lower model.moe.experts or train.optim.lr."
+    return Finding(EXPERTS, "dead", figure, float(len(dead)), advice)

@@ -75,7 +75,8 @@ PROBES: dict[str, dict[str, Any]] = {
         "data.corpus.successors": 3, "data.cache": "elsewhere", "model.hidden_size": 32, "model.num_layers": 2,
         "model.num_heads": 4, "model.num_kv_heads": 1, "model.mlp_size": 16, "model.rope_theta": 10.0,
         "model.norm_eps": 0.1, "model.tie": False, "model.weights": "/nonexistent", "samples.prompts": ("a",),
-        "samples.tokens": 4, "samples.temperature": 0.0,
+        "samples.tokens": 4, "samples.temperature": 0.0, "model.moe.experts": 4, "model.moe.top_k": 1,
+        "model.moe.capacity": 0.5, "model.moe.shared": 1, "model.moe.balance": 1.0, "model.moe.z_loss": 1.0,
     },
     "lora": {**_RECORDS, "loss.contrastive": 0.5, "loss.temperature": 0.9},
     "dpo": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor
@@ -29,3 +30,9 @@ def base(tensor: Tensor) -> Tensor | None:
 def sparse_parts(tensor: Tensor) -> list[Tensor]:
     """Returns the indices and values of a sparse COO tensor, which need not be coalesced (torch 2.13)."""
     return [tensor._indices(), tensor._values()]
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Returns True for a tensor that has a shape and no values (torch 2.13)."""
+    fakes: Any = sys.modules.get("torch._subclasses.fake_tensor")
+    return fakes is not None and isinstance(tensor, fakes.FakeTensor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainer.diagnose.finding import Finding, unmeasured
+from trainer.finding import Finding, unmeasured
 
 GAP = 0.2  # between validation and training loss, of the validation loss
 SLOPE = 0.01  # relative change per epoch below which the training loss is flat

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.compat.modules import ConvNd
-from trainer.diagnose.finding import Finding, names, unmeasured
+from trainer.finding import Finding, names, unmeasured
 
 # An optimizer's usual step changes weights by about a thousandth of their size; far less and they hardly learn, far
 # more and they are thrown about (Karpathy 2015, CS231n notes "Learning: ratio of updates:weights").

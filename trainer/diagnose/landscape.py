@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainer.diagnose.finding import Finding
+from trainer.finding import Finding
 from trainer.runtime.seeding import derive
 from trainer.task import Loss
 

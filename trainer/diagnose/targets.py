@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from trainer.diagnose.finding import Finding, unmeasured
+from trainer.finding import Finding, unmeasured
 
 NORM = 10.0  # upper target of the gradient's norm
 UTILISATION = 80.0  # lower target, in percent of the time that the GPU is busy

@@ -11,6 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.profiler import record_function
 
@@ -18,10 +19,10 @@ from trainer.checkpoint.store import CheckpointStore, load
 from trainer.config import RollbackConfig, TrainConfig
 from trainer.data.loader import to_device
 from trainer.diagnose import flow, landscape
-from trainer.diagnose.finding import Finding, unmeasured
 from trainer.diagnose.profile import Cost, profiled
 from trainer.diagnose.range_test import RangeTest, range_test
 from trainer.errors import CheckpointError, ConfigError
+from trainer.finding import Finding, unmeasured
 from trainer.gradients.find_nonfinite import first_nonfinite
 from trainer.loop import Fit
 from trainer.model.precision import autocast
@@ -139,6 +140,7 @@ def examine(
                 raise
             raise ConfigError(f"train.resume_from: {error}") from error
         step, epoch = fit.state.step, fit.state.epoch
+        own_checks = _of_task(fit)
         taken = Steps(fit, steps + profile_steps)
         lr = scaled_lr(config.schedule, optim.learning_rate(config.optim), config.batch_size)
         lr *= fit.state.plateau.scale
@@ -154,7 +156,7 @@ def examine(
             findings.append(unmeasured(landscape.CHECK, "it was left out, or nothing has been trained yet"))
         else:
             findings.append(landscape.finding(around, untrained))
-        findings.append(data)
+        findings += [data, *own_checks]
         costs = profiled(lambda: taken.take(lr), profile_steps, trace) if trace else []
         return Examined(step, epoch, lr, layers, findings, around, costs)
 
@@ -178,6 +180,13 @@ def _around(fit: Fit, checkpoint: Path | None, shown: str, points: int) -> tuple
         return None, 0.0
     seed = fit.config.seed
     return landscape.landscape(model, loss_of, batches, dims=2, points=points, seed=seed), untrained
+
+
+def _of_task(fit: Fit) -> list[Finding]:
+    """Returns the findings of the task's own checks on the model."""
+    seed_all(derive(fit.config.seed, "evaluate", fit.state.step))
+    with torch.no_grad(), autocast(fit.config.precision, fit.device):
+        return [*fit.task.findings(fit.state.model.eval())]
 
 
 def _nonfinite(fit: Fit, windows: list[list[Any]], bad: int, steps: int) -> Finding:

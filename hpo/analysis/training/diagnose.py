@@ -31,7 +31,7 @@ from hpo.space.config import apply
 from hpo.storage import artifacts, locations
 from trainer.checkpoint.location import DISK, Disk
 from trainer.diagnose import curves, targets
-from trainer.diagnose.finding import Finding, unmeasured
+from trainer.finding import Finding, unmeasured
 
 if TYPE_CHECKING:
     from hpo.ledger import Ledger
@@ -158,7 +158,8 @@ def diagnosis(subject: Subject, look: Look) -> Iterator[Diagnosis]:
     with tempfile.TemporaryDirectory() as directory:
         seen, findings = _examined(subject, look, Path(directory) / TRACE)
         findings |= {finding.check: finding for finding in _reported(subject)}
-        diagnosed = Diagnosis(subject, [findings[check] for check in _ORDER], seen, {})
+        checks = [*_ORDER, *(check for check in findings if check not in _ORDER)]  # the task's own come last
+        diagnosed = Diagnosis(subject, [findings[check] for check in checks], seen, {})
         diagnosed.files[FINDINGS] = Path(directory) / FINDINGS
         diagnosed.files[FINDINGS].write_text(json.dumps(plain(diagnosed.facts()), indent=2) + "\n", encoding="utf-8")
         for name, drawn in _pictures(subject, seen) if look.pictures else ():

@@ -64,3 +64,32 @@ def test_ranks_compute_what_one_process_does(ranks, kind, alone, together):
     assert ran["weights"].keys() == alone["weights"].keys()
     for name, weights in ran["weights"].items():
         assert weights == pytest.approx(alone["weights"][name], rel=1e-6, abs=1e-6), name
+
+
+MIXED = {"moe": {"experts": 4, "top_k": 2, "capacity": 1.0, "shared": 1, "balance": 0.1}}
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory, ranks) -> dict[str, Any]:
+    """Returns what comes of experts in one process, as replicas and in parts."""
+    alone = gpt_ranks.run(str(tmp_path_factory.mktemp("mixed")), {}, **MIXED)
+
+    def make(directory: Path) -> dict[str, Any]:
+        runs = {kind: {"parallel": KINDS[2][kind], **MIXED} for kind in ("ddp", "zero3")}
+        job = {"directory": str(directory), "runs": runs}
+        return launch("gpt_ranks:runs", job, ParallelConfig(data=2), device="cpu")[0]
+
+    return {"alone": alone, **once(tmp_path_factory, "gpt-experts", make)}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero3"])
+def test_ranks_with_experts_compute_what_one_process_does(kind, mixed):
+    """Each rank balances and fills the rows that it has, which are the group of both."""
+    ran, alone = mixed[kind], mixed["alone"]
+    assert ran["kind"] == alone["kind"] == "complete" and len(ran["metrics"]) == 2
+    for epoch, expected in zip(ran["metrics"], alone["metrics"], strict=True):
+        assert expected["val/dropped_tokens"] > 0 and "train/loss_balance" in expected
+        assert epoch == pytest.approx(expected, rel=1e-6)
+    assert ran["written"] == alone["written"]
+    for name, weights in alone["weights"].items():
+        assert ran["weights"][name] == pytest.approx(weights, rel=1e-6, abs=1e-6), name
