@@ -213,12 +213,18 @@ def holds(whole: Json, part: Json) -> bool:
     return type(whole) is type(part) and whole == part
 
 
+def _written(model: BaseModel) -> dict[str, Any]:
+    """Returns the fields that the JSON of a model has: without those that are left out at their defaults."""
+    left_out = {name: field.exclude_if for name, field in type(model).model_fields.items() if field.exclude_if}
+    return {name: part for name, part in vars(model).items() if name not in left_out or not left_out[name](part)}
+
+
 def reads_as(value: Any, data: Json) -> bool:
     """Returns True if a configuration, or a part of it, has the values of `data` in types that JSON has.
 
     Returns False for a value of any other type, which only its JSON could compare.
     """
-    parts: Any = vars(value) if isinstance(value, BaseModel) else value
+    parts: Any = _written(value) if isinstance(value, BaseModel) else value
     if isinstance(parts, dict):
         if not isinstance(data, Mapping) or parts.keys() != data.keys():  # pyright: ignore[reportUnknownMemberType]
             return False

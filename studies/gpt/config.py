@@ -16,6 +16,7 @@ from trainer.config import (
     ScheduleConfig,
     TrainConfig,
 )
+from trainer.config.fields import added
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
@@ -134,7 +135,7 @@ class ModelConfig(Frozen):
     norm_eps: Positive = 1e-5
     tie: bool = True  # the embedding is the head as well
     weights: str = ""
-    moe: MoeConfig = MoeConfig()
+    moe: MoeConfig = added(MoeConfig())
 
     @property
     def mixed(self) -> bool:

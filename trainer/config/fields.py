@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+T = TypeVar("T")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -30,6 +31,14 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Bytes = Annotated[int, BeforeValidator(size), Field(ge=1)]  # 4096, or text such as 10GB
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+def added(default: T) -> T:
+    """Returns a field that was added after studies had begun: at its default it is no part of a configuration's JSON.
+
+    So the configuration of a begun study keeps its JSON and its hash, in this release and in the one before it.
+    """
+    return Field(default, exclude_if=lambda value: value == default)
 
 
 class Frozen(BaseModel):

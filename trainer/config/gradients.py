@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.config.fields import Frozen, NonNegative, Positive
+from trainer.config.fields import Frozen, NonNegative, Positive, added
 
 
 class ClipConfig(Frozen):
@@ -25,11 +25,11 @@ class GradientConfig(Frozen):
     normalize: Literal["none", "global", "parameter"] = "none"  # to norm 1, of all parameters together or of each
     noise: Positive | None = None  # eta of added noise of variance eta/(1 + step)^noise_decay; 0.01 to 1 in the paper
     noise_decay: NonNegative = 0.55
-    conflicts: Literal["none", "pcgrad"] = "none"  # pcgrad: project the gradients of the loss's parts off each other
-    balance: Literal["none", "gradnorm"] = "none"  # gradnorm: weigh the loss's parts so that they learn at one pace
-    balance_alpha: NonNegative = 1.5  # how strongly parts that learn slowly are favoured; 0.12 and 1.5 in the paper
-    balance_lr: Positive = 0.025  # of the weights
-    balance_of: tuple[str, ...] = ()  # patterns of parameters whose gradients count, the last shared layer's; (): all
+    conflicts: Literal["none", "pcgrad"] = added("none")  # pcgrad: take conflicting parts off each other
+    balance: Literal["none", "gradnorm"] = added("none")  # gradnorm: parts of the loss learn at one pace
+    balance_alpha: NonNegative = added(1.5)  # favours parts that learn slowly; 0.12 and 1.5 in the paper
+    balance_lr: Positive = added(0.025)  # of the weights
+    balance_of: tuple[str, ...] = added(())  # patterns of the last shared layer's parameters; (): all
     noise_scale: bool = False  # report train/noise_scale, from the micro-batches of each window
     penalty: Positive | None = None  # weight of (|slope| - penalty_norm)^2, of the mean over samples; 10 in the paper
     penalty_norm: NonNegative = 1.0

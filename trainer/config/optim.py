@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import PATTERN, Beta, Frozen, NonNegative, Positive
+from trainer.config.fields import PATTERN, Beta, Frozen, NonNegative, Positive, added
 
 Implementation = Literal["auto", "fused", "foreach", "single"]
 
@@ -161,8 +161,8 @@ class OptimConfig(Frozen):
     beta2: Beta | None = None
     eps: Positive | None = None
     trust_coefficient: Positive | None = None  # lars: a step's size as a share of the layer's weights, at lr 1
-    d0: Positive | None = None  # prodigy: the first estimate of the distance to the solution
-    d_coef: Positive | None = None  # prodigy: factor of all later estimates
+    d0: Positive | None = added(None)  # prodigy: the first estimate of the distance to the solution
+    d_coef: Positive | None = added(None)  # prodigy: factor of all later estimates
     gamma: Positive | None = None  # sophia: scales the curvature; the larger, the fewer entries are clipped
     update_every: Annotated[int, Field(ge=1)] | None = None  # sophia, soap, shampoo: steps between curvature updates
     max_dim: Annotated[int, Field(ge=1)] | None = None  # soap, shampoo: longer sides of a matrix stay as they are

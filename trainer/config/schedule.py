@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from trainer.config.fields import PATTERN, Beta, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.fields import PATTERN, Beta, Frozen, Mode, NonNegative, Positive, Share, added
 
 AtLeastOne = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1)]
@@ -22,7 +22,7 @@ class OneCycleConfig(Frozen):
     pct_start: Share = 0.3  # the rise's share of all steps, unless schedule.warmup_* sets it
     div_factor: AtLeastOne = 25.0
     final_div_factor: AtLeastOne = 1e4
-    momentum: tuple[Beta, Beta] | None = None  # falls from the second to the first and back; None: it does not change
+    momentum: tuple[Beta, Beta] | None = added(None)  # falls from the second to the first and back
 
     @model_validator(mode="after")
     def _momentum_rises(self) -> OneCycleConfig:

@@ -187,7 +187,7 @@ def test_a_market_too_short_for_the_folds_is_confirmed_without_them(searched, tm
         assert queries.study_row(connection, "atft").spec.confirm == "5x3"
     result = run(Home.at(tmp_path), "--study", "atft", "--trials", "2", "--confirm", "1x3folds")
     assert result.exit_code == 2, result.output
-    assert "data.split.fold=0" in result.stderr and "the split takes 370" in result.stderr
+    assert "data.split.fold=0" in result.stderr and "at least 50 to train on" in result.stderr
     assert "Or confirm under other seeds alone, by --confirm 1x3." in result.stderr
 
 

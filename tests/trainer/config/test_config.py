@@ -132,3 +132,13 @@ def test_lookahead_is_there_where_it_is_asked_for_and_in_ranger():
     assert OptimConfig(wrap="lookahead").lookahead_k == 5
     assert OptimConfig(name="ranger").lookahead_k == 6
     assert OptimConfig(name="ranger", wrap="sam", lookahead=LookaheadConfig(k=3)).lookahead_k == 3
+
+
+def test_a_field_that_was_added_later_is_no_part_of_the_json_at_its_default():
+    """So a begun study keeps its configuration's hash, and a release before the field reads what this one writes."""
+    written = TrainConfig().model_dump(mode="json")
+    assert not {"d0", "d_coef"} & written["optim"].keys() and "balance" not in written["gradients"]
+    optim = OptimConfig(name="prodigy", lr=1.0, d0=1e-5)
+    assert optim.model_dump(mode="json")["d0"] == 1e-5
+    for config in (TrainConfig(), TrainConfig(optim=optim)):
+        assert TrainConfig.model_validate_json(config.model_dump_json()) == config
