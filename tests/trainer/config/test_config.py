@@ -134,7 +134,7 @@ def test_lookahead_is_there_where_it_is_asked_for_and_in_ranger():
     assert OptimConfig(name="ranger", wrap="sam", lookahead=LookaheadConfig(k=3)).lookahead_k == 3
 
 
-def test_a_field_that_was_added_later_is_no_part_of_the_json_at_its_default():
+def test_a_field_added_later_is_no_part_of_the_json_at_its_default():
     """So a begun study keeps its configuration's hash, and a release before the field reads what this one writes."""
     written = TrainConfig().model_dump(mode="json")
     assert not {"d0", "d_coef"} & written["optim"].keys() and "balance" not in written["gradients"]
