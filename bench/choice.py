@@ -84,7 +84,7 @@ def main() -> None:
         base = apply(Config(), {"data.seed": market, "data.split.test": True, **overrides})
         rows = {DEFAULT: base} | {name: apply(base, params) for name, params in choices.items()}
         cells.append(measured(base, rows, options.seeds, options.home / "scores"))
-    print(report(cells, base.data.horizons))
+    print(report(cells, Config().data.horizons))
 
 
 if __name__ == "__main__":
