@@ -37,7 +37,7 @@ def backup(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Copy the ledger while workers write, and list what it needs.
+    """Copy the ledger while workers write; list what it needs.
 
     The copy has all studies; the list has the checkpoints and files of those named. With --check, exits 1 if some of
     them are gone. For a ledger of PostgreSQL, --keep-for alone holds the checkpoints, just before `pg_dump`.

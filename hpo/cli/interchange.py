@@ -182,7 +182,7 @@ def import_config(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the settings of a launcher as settings of the shared trainer."""
+    """Read a launcher's settings as those of the trainer."""
     import yaml
 
     from hpo.interchange.launchers import read

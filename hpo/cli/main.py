@@ -229,7 +229,7 @@ def best(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Show the best trial: parameters, checkpoint, how to train it. With several objectives, shows the front."""
+    """Show the best trial, its checkpoint, and how to train it. With several objectives, shows the front."""
     from hpo.analysis.results.best import best_trials, chosen_best, describe_best, describe_front, save_overrides
     from hpo.analysis.results.status import removed_line
     from hpo.ledger import queries
@@ -263,7 +263,7 @@ def show(
     home: HomeOption = ".hpo",
     storage: StorageOption = None,
 ) -> None:
-    """Show a trial in full: parameters, curves, checkpoints, error."""
+    """Show a trial in full: parameters, curves, files, error."""
     from hpo.analysis.results.trial import base_config, describe, detail
     from hpo.storage.lookup import open_study
 

@@ -134,7 +134,7 @@ def promote(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Register a trial's checkpoint as a model's version in MLflow. mlflow.pyfunc.load_model opens it."""
+    """Register a trial's checkpoint as a model version in MLflow. mlflow.pyfunc.load_model opens it."""
     from hpo.analysis.models import promote as promotions
     from hpo.ledger import audit, queries
     from hpo.storage.lookup import open_study

@@ -88,7 +88,7 @@ def sync(
     storage: StorageOption = None,
     tracking_uri: TrackingOption = None,
 ) -> None:
-    """Send trackers what they missed, and restore what was deleted."""
+    """Send trackers what they missed; restore what was deleted."""
     from hpo.storage.lookup import open_ledger, study_names
 
     ledger, at = open_ledger(home, storage)

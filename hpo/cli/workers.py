@@ -35,7 +35,7 @@ def worker(
     metrics: MetricsOption = None,
     log_format: LogFormatOption = "text",
 ) -> None:
-    """Train trials of a running study from another process or host. It must see the home, and stays to the end."""
+    """Train a study's trials from another process or host. It must see the home, and stays to the end."""
     from hpo.driver.request import waiting
     from hpo.storage.home import Home
     from hpo.workers.manual_worker import join
