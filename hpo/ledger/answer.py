@@ -27,6 +27,7 @@ from hpo.search.ranking import best_of
 from hpo.search.spread import Rival, Spread, standing
 from hpo.text import command, counted
 
+MORE_FOLDS = "more folds than the study declares"
 _LABEL = "trial "
 _DEFAULT = -1  # in place of the number of a trial
 _OF_A_TRIAL = re.compile(rf"{_LABEL}\d+")  # not the label of an extended trial
@@ -70,9 +71,10 @@ class OtherSeeds:
         """Returns clauses on the best trial, `number`, under other seeds, and on its rivals.
 
         `more` names what trains more seeds. By default it is their number: a text that is kept names no command, as
-        that depends on the process.
+        that depends on the process. Nothing trains more folds.
         """
         [metric, *others] = self.means
+        more = (lambda _: MORE_FOLDS) if self.by_fold else more
         again = Spread(self.means[metric], self.errors[metric], self.runs)
         rivals = [] if others or not self.rivals else standing(f"trial {number}", again, self.rivals, more)
         return list(filter(None, [self.described(), self.instead_of(number), *rivals]))

@@ -17,7 +17,7 @@ from hpo.declaration import content
 from hpo.door import option
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.answer import label, more_seeds
+from hpo.ledger.answer import MORE_FOLDS, label, more_seeds
 from hpo.ledger.views import live as live_queries
 from hpo.search.confirming import DEFAULT, DEFAULT_NAME
 from hpo.search.ranking import best_of, rank
@@ -257,10 +257,10 @@ def undecided(found: Confirmation) -> str:
 
 
 def decides(found: Confirmation) -> str:
-    """Returns the command of `undecided`; empty where the first two are told apart, or few seeds would not do it."""
+    """Returns the command of `undecided`; empty where the first two are told apart, or no command may do it."""
     first = next(iter(nearest(rivals(found))), None)
     seeds = first and undecided(found) and seeds_needed(first.lead)
-    return _more_seeds(found, seeds) if seeds else ""
+    return _more_seeds(found, seeds) if seeds and not found.by_fold else ""
 
 
 def beaten(found: Confirmation) -> bool:
@@ -277,4 +277,4 @@ def _more_seeds(found: Confirmation, seeds: int) -> str:
 
 
 def _quoted(found: Confirmation, seeds: int) -> str:
-    return f"`{_more_seeds(found, seeds)}`"
+    return MORE_FOLDS if found.by_fold else f"`{_more_seeds(found, seeds)}`"

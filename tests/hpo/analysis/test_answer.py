@@ -160,6 +160,15 @@ def test_rivals_that_cannot_be_told_apart_say_which_seeds_may():
     assert once == said
 
 
+def test_no_command_trains_more_folds_than_a_study_declares():
+    other = rival("trial 7", 0.01, 0.02, 0.09)
+    facts = {"study": "s-confirm-folds", "runs": 3, "means": {"loss": 0.5}, "errors": {"loss": 0.1}}
+    of_folds = answer.OtherSeeds(**facts, selected={3: [0.4]}, rivals=[other], by_fold=True)
+    [*_, said] = of_folds.lines(3, "`{} seeds`".format)
+    assert said.startswith("3 seeds cannot tell trial 3 from trial 7")
+    assert said.endswith("; more folds than the study declares may tell")
+
+
 def test_a_default_that_is_better_stands_first():
     """Its difference is the same as in the other direction, and so are the seeds that would tell it."""
     beyond = rival("the default configuration", -0.01, -0.011, -0.012)
