@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,10 @@ import sqlalchemy as sa
 from gate import Gate
 from places import HARNESS
 
-from hpo.errors import NoLedger
+from hpo.errors import NoLedger, StorageAway
 from hpo.ledger import Ledger
 from hpo.ledger.database import tables
+from trainer.files import outage
 
 pytestmark = pytest.mark.whole
 
@@ -201,3 +203,17 @@ def test_a_resume_waits_for_the_bucket_and_leaves_with_one_sentence(team, bucket
         team.heard(late, "this process waits for it, up to 5 min more.")
         gate.open()
         assert "answers again, after " in team.ended(late, 0)
+
+
+def test_a_look_between_two_phases_of_a_run_waits_too(server):
+    """As when PostgreSQL is away while a search has ended, and its end phase or its summary reads the ledger."""
+    ledger = Ledger(server.url.render_as_string(hide_password=False))
+    server.stop()
+    with pytest.raises(StorageAway), ledger.read():
+        pass
+    starting = threading.Timer(2.0, server.start)
+    starting.start()
+    with outage.waiting(60.0), ledger.read() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.studies)).scalar_one() >= 0
+    starting.join()
+    ledger.close()

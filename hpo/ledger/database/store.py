@@ -85,7 +85,12 @@ class Ledger:
 
     @contextmanager
     def read(self) -> Generator[Connection]:
-        """Yields a consistent read-only view, for commands; long-lived processes use `look`."""
+        """Yields a consistent read-only view, for commands; long-lived processes use `look`.
+
+        A process that waits for outages waits until the ledger answers; it does not repeat the block.
+        """
+        if outage.seconds() > 0:
+            self.look(lambda _: None)
         with one_sentence(self), self._reader.begin() as connection:
             yield connection
 
