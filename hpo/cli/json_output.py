@@ -20,7 +20,7 @@ def print_json(facts: Any) -> None:
     print(json.dumps(_strict(plain(facts)), allow_nan=False), file=getattr(sys.stdout, "results", None))
 
 
-def notes(as_json: bool) -> AbstractContextManager[Any]:
+def notes(as_json: bool) -> AbstractContextManager[object]:
     """Returns a context that sends printed text to standard error if JSON is requested."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
