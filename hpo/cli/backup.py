@@ -64,11 +64,11 @@ def _hold(seconds: float, study: str | None, as_json: bool, home: str, storage: 
         if ledger.is_sqlite:
             raise UserError(f"{ledger.shown} is copied by this command: name a directory by --to.")
         names, until = study_names(ledger, study), time.time() + seconds
-        held = ledger.transact(lambda connection: ledger_copy.hold(connection, names, until))
+        count = ledger.transact(lambda connection: ledger_copy.hold(connection, names, until))
     if as_json:
-        print_json({"directory": None, "objects": held, "bytes": None})
+        print_json({"directory": None, "objects": count, "bytes": None})
     else:
-        print(f"retention keeps {text.counted(held, 'checkpoint')} until then: now run `pg_dump --format=custom`.")
+        print(f"retention keeps {text.counted(count, 'checkpoint')} until then: now run `pg_dump --format=custom`.")
 
 
 def _write(directory: Path, keep_for: float, study: str | None, as_json: bool, home: str, storage: str | None) -> None:

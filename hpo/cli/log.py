@@ -75,14 +75,15 @@ def quota(
     from hpo.storage.lookup import open_ledger
 
     bounds = trials, parse_size(max_bytes) if max_bytes else None
-    if (given := bounds != (None, None) or none) and not person:
+    changes = bounds != (None, None) or none
+    if changes and not person:
         raise UserError("a quota is somebody's: name the person first, such as `hpo quota ann --trials 8`.")
     if len(person) > LONGEST:
         raise UserError(f"a name of {len(person)} characters is nobody's: names have {LONGEST} at most.")
     if none and bounds != (None, None):
         raise UserError("--none removes the quota that the other options would set: give one or the other.")
     ledger, _ = open_ledger(home, storage)
-    if given:
+    if changes:
         ledger.transact(lambda connection: quotas.put(connection, quotas.Quota(person, *bounds)))
     with ledger.read() as connection:
         rows = [row for row in quotas.all_quotas(connection) if person in ("", row.person)]

@@ -73,7 +73,7 @@ def migrate(
     from hpo.errors import LedgerInUse, NoLedger, OlderLedger
     from hpo.ledger import Ledger
 
-    deadline, said = time.monotonic() + wait, ""
+    deadline, users = time.monotonic() + wait, ""
     while True:
         try:
             ledger = Ledger(storage, create=not check, patience=max(deadline - time.monotonic(), 0.0), evict=force)
@@ -81,9 +81,9 @@ def migrate(
         except (NoLedger, OlderLedger, LedgerInUse) as error:  # another process may be about to do it, or to end
             if time.monotonic() >= deadline:
                 raise
-            if isinstance(error, LedgerInUse) and str(error) != said:
-                said = str(error)
-                print(f"waiting: {said}")
+            if isinstance(error, LedgerInUse) and str(error) != users:
+                users = str(error)
+                print(f"waiting: {users}")
             time.sleep(min(1.0, wait))
     print(f"this release can use {ledger.shown}.")
     ledger.close()

@@ -62,10 +62,10 @@ class StudySpec(BaseModel):
         Raises StorageError if such a field has a value.
         """
         added = {name: value for name, value in data.items() if name not in cls.model_fields}
-        if given := [f"{name}={value!r}" for name, value in sorted(added.items()) if value not in _EMPTY]:
+        if unknown := [f"{name}={value!r}" for name, value in sorted(added.items()) if value not in _EMPTY]:
             raise StorageError(
-                f"study {data.get('name')!r} was begun by a newer release with {', '.join(given)}, which this one does "
-                "not know: upgrade hpo."
+                f"study {data.get('name')!r} was begun by a newer release with {', '.join(unknown)}, which this one "
+                "does not know: upgrade hpo."
             )
         return cls.model_validate({name: value for name, value in data.items() if name not in added})
 

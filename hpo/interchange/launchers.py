@@ -200,15 +200,15 @@ def _batches(file: str | Path, keys: Keys, ranks: int | None) -> Settings:
         whole = micro * (steps or 1) * ranks
     if micro is None and whole is not None and steps and ranks:
         micro = whole // (steps * ranks)
-    found = {"batch_size": whole, "micro_batch_size": micro, "parallel.data": ranks}
-    return {path: value for path, value in found.items() if value is not None}
+    sizes = {"batch_size": whole, "micro_batch_size": micro, "parallel.data": ranks}
+    return {path: value for path, value in sizes.items() if value is not None}
 
 
 def _number(file: str | Path, keys: Keys, name: str) -> int | None:
     value = keys.pop(name, None)
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
-    raise UserError(f"{file}: {name}={value!r} is no whole number above 0{_AUTO if value == 'auto' else ''}.")
+    raise UserError(f"{file}: {name}={value!r} is not a whole number above 0{_AUTO if value == 'auto' else ''}.")
 
 
 _AUTO = ": Hugging Face's Trainer fills in `auto`, so write what it trains with"
@@ -226,10 +226,10 @@ def _optimizer(file: str | Path, keys: Keys) -> Settings:
         )
     decoupled = keys.pop("optimizer.params.adam_w_mode", True)
     name = "adamw" if name == "adam" and decoupled else name
-    given = {field: keys.pop(f"optimizer.params.{field}") for field in _FIELDS if f"optimizer.params.{field}" in keys}
-    if "auto" in given.values():
+    params = {field: keys.pop(f"optimizer.params.{field}") for field in _FIELDS if f"optimizer.params.{field}" in keys}
+    if "auto" in params.values():
         raise UserError(f"{file}: optimizer.params has `auto`{_AUTO}.")
-    return {"optim.name": name} | {f"optim.{path}": value for path, value in (_UNSET[name] | given).items()}
+    return {"optim.name": name} | {f"optim.{path}": value for path, value in (_UNSET[name] | params).items()}
 
 
 def _offload(file: str | Path, devices: Mapping[str, object]) -> Settings:

@@ -21,7 +21,7 @@ from hpo.text import command, counted, megabytes
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The bounds of a person; None is no bound. The table `quotas` describes its columns."""
+    """The bounds of a person; None leaves one out. The table `quotas` describes its columns."""
 
     person: str
     trials: int | None
@@ -30,7 +30,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What the studies of a person use: trials that train, and the bytes of kept checkpoints."""
+    """The use of a person's studies: trials that train, and the bytes of kept checkpoints."""
 
     trials: int
     bytes: int

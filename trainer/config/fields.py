@@ -34,7 +34,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def added(default: T) -> T:
-    """Returns a field that was added after studies had begun: at its default it is no part of a configuration's JSON.
+    """Returns a field that was added after studies had begun: a configuration's JSON leaves it out at its default.
 
     So the configuration of a begun study keeps its JSON and its hash, in this release and in the one before it.
     """

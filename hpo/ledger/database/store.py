@@ -145,29 +145,29 @@ class Ledger:
         # SQLite's readers see a snapshot anyway.
         snapshot = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self.engine.execution_options(**snapshot)
-        found = self._retrying(self.engine, schema.read, patience)
-        if found.version == schema.SCHEMA_VERSION:
+        stored = self._retrying(self.engine, schema.read, patience)
+        if stored.version == schema.SCHEMA_VERSION:
             return
-        if found.version is None and not create:
+        if stored.version is None and not create:
             raise NoLedger(
                 f"{self.shown} holds no ledger: run a study first, or name the right {option('home')} or "
                 f"{option('storage')}."
             )
-        if found.version is not None and not found.is_of_hpo:
+        if stored.version is not None and not stored.is_of_hpo:
             raise StorageError(
                 f"{self.shown} is the database of another program: name one of its own by {option('storage')}."
             )
-        if found.is_newer:
-            since = f", which release {found.oldest_release} and later can use" if found.oldest_release else ""
+        if stored.is_newer:
+            since = f", which release {stored.oldest_release} and later can use" if stored.oldest_release else ""
             raise StorageError(
-                f"{self.shown} was written by a newer release (schema {found.version}, known "
+                f"{self.shown} was written by a newer release (schema {stored.version}, known "
                 f"{schema.SCHEMA_VERSION}){since}: upgrade hpo."
             )
-        if (found.version or "") > schema.SCHEMA_VERSION:
+        if (stored.version or "") > schema.SCHEMA_VERSION:
             return  # a later release has expanded it
         if not upgrade:
             raise OlderLedger(
-                f"{self.shown} was written by an older release (schema {found.version}, now {schema.SCHEMA_VERSION}): "
+                f"{self.shown} was written by an older release (schema {stored.version}, now {schema.SCHEMA_VERSION}): "
                 f"`{command('resume')}` or `hpo run` upgrades it."
             )
         self.transact(partial(schema.upgrade, evict=evict))

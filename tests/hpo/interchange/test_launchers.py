@@ -158,7 +158,7 @@ def test_accelerate_with_fsdp_and_with_a_file_of_deepspeed(tmp_path):
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type='OneBitAdam' is read for Adam, AdamW and SGD alone"),
         ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "optimizer.params has `auto`"),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "optimizer.params.amsgrad has no equivalent"),
-        ({"train_batch_size": "auto"}, "train_batch_size='auto' is no whole number above 0: Hugging Face's Trainer"),
+        ({"train_batch_size": "auto"}, "train_batch_size='auto' is not a whole number above 0: Hugging Face's Trainer"),
         ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5}, "train_batch_size=32 is not"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16 are both enabled"),
         ({"communication_data_type": "fp16"}, "communication_data_type='fp16' has no equivalent"),
