@@ -68,9 +68,11 @@ SURFACE = {
     "promote": "number --name --alias --undo --dry-run --as-owner --study --json --home --storage --tracking-uri",
     "export": "--to number --format --force --study --name --json --home --storage",
     "import": "",
+    "import-config": "file --ranks --to --force --json",
     "extend": "number --study --name --workers --executor -o --json --home --storage --tracking-uri",
     "rm": "trials --study --dry-run --yes --as-owner --leave-mlflow --json --home --storage --tracking-uri",
     "log": "--study --last --json --home --storage",
+    "quota": "person --trials --max-bytes --none --json --home --storage",
     "schedule": "--study -o --config --steps-per-epoch --to --force --save --json --home --storage",
     "lr-find": "--study -o --config --low --high --steps --to --force --save --json --home --storage",
     "diagnose": "trial --study -o --config --steps --points --profile --print-only --to --force --save --json "
@@ -79,9 +81,9 @@ SURFACE = {
     "batch-find": "--study -o --config --steps --json --home --storage",
     "worker": "--storage --home --study --stay --outage-wait --probes --metrics --log-format",
     "node": "rendezvous --storage",
-    "backup": "--to --check --study --json --home --storage",
+    "backup": "--to --check --keep-for --study --json --home --storage",
     "repair": "--study --dry-run --json --home --storage --tracking-uri",
-    "migrate": "--storage --wait --check",
+    "migrate": "--storage --wait --check --force",
 }
 
 
