@@ -153,7 +153,7 @@ test-slow:  ## run the full sweeps; says where each kill fell
 	$(COMPILE)
 	$(PYTEST) -m slow -rP
 
-chaos:  ## faults of every kind on studies of every kind; FAULTS=1000 SEED=monday JOURNAL=chaos.jsonl goes on with a journal
+chaos:  ## random faults: FAULTS=1000 SEED=first JOURNAL=FILE
 	$(COMPILE)
 	FAULTS=$(FAULTS) SEED=$(SEED) JOURNAL=$(JOURNAL) $(PYTEST) -m slow -n 0 -rP tests/harness/test_chaos.py
 

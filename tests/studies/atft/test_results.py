@@ -106,10 +106,16 @@ def test_every_row_is_trained_on_every_market_and_stands_beside_ridge(tmp_path, 
     assert "| default model | 7.6000 (" in captured.out
 
 
-def test_a_row_is_judged_on_validation_days_alone():
+def test_a_row_is_judged_on_validation_days_or_on_test_days_alone():
+    """The same training, whose predictions are kept for other days."""
     base = results.apply(Config(), dict(results.parse_override(t) for t in TINY))
-    plain, tested = (results.trained(results.apply(base, {"data.split.test": test})) for test in (False, True))
-    np.testing.assert_array_equal(plain, tested)
+    for test in (False, True):
+        config = results.apply(base, {"data.split.test": test})
+        panel = results.Judged(config).panel
+        days = panel.split.test if test else panel.split.val
+        assert results.judging(panel, config.data) is days
+        scores = results.trained(config)
+        assert scores.shape[1] == len(days) and np.isfinite(scores).all(axis=(0, 2)).sum() > len(days) / 2
 
 
 @pytest.mark.parametrize(
