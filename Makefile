@@ -101,7 +101,7 @@ smoke:  ## run four trials of one epoch
 
 train-atft:  ## train atft once; full size: HPO_ARGS='-o preset=full'
 	name=atft-train-$(sum); \
-	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 $(HPO_ARGS) && $(LEFT)
+	$(HPO) run --study studies/atft/train.py --name $$name --trials 1 --confirm none $(HPO_ARGS) && $(LEFT)
 
 train-integrated:  ## search, then train the best configuration
 	@:$(ONE_HOME)

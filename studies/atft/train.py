@@ -5,4 +5,4 @@ from dataclasses import replace
 from hpo.space.space import Space
 from studies.atft import STUDY as SEARCH
 
-STUDY = replace(SEARCH, name="atft-train", space=Space({}), sampler="random", strategy={"name": "none"}, confirm="none")
+STUDY = replace(SEARCH, name="atft-train", space=Space({}), sampler="random", strategy={"name": "none"})
