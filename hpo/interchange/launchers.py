@@ -5,7 +5,6 @@ A key is read if its meaning is the same here, left out if it changes no result,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from pydantic import ValidationError
 
 from hpo.door import option
 from hpo.errors import UserError
+from hpo.interchange.texts import loads
 from hpo.space.config import flatten, load_yaml
 from trainer.config import TrainConfig
 from trainer.report import Json
@@ -75,7 +75,7 @@ def _loaded(path: Path) -> Keys:
     if path.suffix.lower() != ".json":
         return load_yaml(path)
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; name another file.") from error
     except ValueError as error:
@@ -133,6 +133,9 @@ _DEEPSPEED: dict[str, _Rule] = {
     "fp16.initial_scale_power": lambda value: {"loss_scale.init": 2.0 ** _factor(value)},
     "fp16.loss_scale_window": _to("loss_scale.growth_interval"),
     "fp16.auto_cast": _only(*_NOTHING),
+    "fp16.hysteresis": _only(1),  # here each overflow halves the scale
+    "fp16.consecutive_hysteresis": _only(False),
+    "fp16.min_loss_scale": _only(1),
     "zero_optimization.stage": _choice("parallel.shard", _ZERO),
     "amp.enabled": _only(False),
     "prescale_gradients": _only(False),
@@ -142,10 +145,10 @@ _DEEPSPEED: dict[str, _Rule] = {
 }
 # Sections that say nothing while they are not enabled.
 _SECTIONS = ("bf16", "fp16", "amp", "flops_profiler", "tensorboard", "wandb", "csv_monitor", "comms_logger")
-# What these keys set is time, memory or messages, never a result.
+# These keys affect speed, memory or messages, but no result.
 _OF_THE_MACHINE = (
     "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer", "fp16.hysteresis", "fp16.min_loss_scale", "fp16.consecutive_hysteresis",
+    "zero_force_ds_cpu_optimizer",
     "zero_optimization.overlap_comm", "zero_optimization.contiguous_gradients", "zero_optimization.reduce_scatter",
     "zero_optimization.allgather_partitions", "zero_optimization.*bucket_size", "zero_optimization.stage3_*",
     "zero_optimization.sub_group_size", "zero_optimization.round_robin_gradients",
@@ -291,6 +294,8 @@ def _accelerate(file: str | Path, values: Mapping[str, Json], ranks: int | None)
         made = read(Path(file).parent / str(inner), processes)
     else:
         made = Converted({"parallel.data": processes} if processes else {})
+        if _plain(keys.get("distributed_type")) == "deepspeed":
+            made.settings["clip.norm"] = None  # DeepSpeed clips nothing unless it is told to
         devices = {name: keys.pop(f"deepspeed_config.offload_{name}_device", None) for name in ("param", "optimizer")}
         made.settings |= _offload(file, devices)
     _apply(file, made, keys, _ACCELERATE, _OF_THE_LAUNCHER)

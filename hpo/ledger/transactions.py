@@ -19,10 +19,8 @@ from hpo.ledger.claims import Claim, bump, fenced, source
 from hpo.ledger.database import statements as sql
 from hpo.ledger.database.changes import announce
 from hpo.ledger.database.json import plain, text
-from hpo.ledger.database.schema import SCHEMA_VERSION
-from hpo.ledger.database.tables import attempts, checkpoints, events, reports, studies, trials, workers
+from hpo.ledger.database.tables import attempts, checkpoints, events, reports, studies, trials
 from hpo.ledger.names import machine_dependent
-from hpo.ledger.process_id import Process
 from hpo.ledger.read import first
 from hpo.ledger.rows import DecisionRow, NumberedCheckpoint
 from hpo.space.trial_state import OPEN_STATES
@@ -178,18 +176,6 @@ def note(connection: Connection, study_id: int, kind: str, fields: Mapping[str, 
 
 
 # The worker's side
-
-
-def register(connection: Connection, process: Process, executor: str, slots: int = 1) -> None:
-    """Inserts a worker's row."""
-    row = {"id": process.id, "host": process.host, "pid": process.pid, "pid_started": process.started}
-    row |= {"slots": slots, "executor": executor, "started_at": time.time(), "schema": SCHEMA_VERSION}
-    connection.execute(sql.insert_new(connection, workers), row)
-
-
-def unregister(connection: Connection, process: Process) -> None:
-    """Records that a worker has ended in good order."""
-    connection.execute(update(workers).where(workers.c.id == process.id).values(ended_at=time.time()))
 
 
 def commit(connection: Connection, reports: Sequence[TrialReport]) -> list[Verdict | Fenced | None]:

@@ -42,7 +42,7 @@ from hpo.driver.open import check_home, open_study
 from hpo.driver.request import DriverOptions
 from hpo.driver.trial_rows import has_value
 from hpo.errors import HpoError, NoLedger, UserError
-from hpo.ledger import Ledger, external, queries, transactions
+from hpo.ledger import Ledger, external, queries, transactions, worker_rows
 from hpo.ledger.claims import Claim
 from hpo.ledger.database.store import PATIENCE
 from hpo.ledger.process_id import Process
@@ -191,7 +191,7 @@ def _begin(
         return transactions.Ask(number, 0, ask_seed(spec.seed, number), 0, *parts, refused=refused)
 
     process, token = Process.current(), uuid.uuid4().hex
-    ledger.transact(lambda c: transactions.register(c, process, "ray-tune"))
+    ledger.transact(lambda c: worker_rows.register(c, process, "ray-tune"))
     worker = (process.id, token)
     return ledger.transact(lambda c: external.begin(c, opened.id, start, make, worker, opened.curves, job.who))
 

@@ -26,7 +26,7 @@ from hpo.child_process import AFRESH, FAULT
 from hpo.declaration.identity import check_loaded, check_worker
 from hpo.declaration.preflight import check_torch
 from hpo.errors import HpoError, UserError
-from hpo.ledger import Ledger, queries, quotas, transactions
+from hpo.ledger import Ledger, queries, quotas, worker_rows
 from hpo.ledger.claims import Claim, any_news, claim
 from hpo.ledger.database.changes import POLL, Changes
 from hpo.ledger.process_id import Process
@@ -84,7 +84,7 @@ class Worker:
         self._worth_while = worth_while
         self._process = Process.current()
         self._studies: dict[int, StudySession] = {}  # each with its row when it was opened
-        self._ledger.transact(lambda c: transactions.register(c, self._process, executor))
+        self._ledger.transact(lambda c: worker_rows.register(c, self._process, executor))
         self._changes = Changes(ledger)
         self._system = SystemMetrics()
         self.state = WorkerProcess(ledger, shared=executor == "inline")
@@ -135,7 +135,7 @@ class Worker:
         """Records that it leaves in good order. The ledger stays open."""
         self.state.close()
         self._changes.close()
-        self._ledger.transact(lambda c: transactions.unregister(c, self._process))
+        self._ledger.transact(lambda c: worker_rows.unregister(c, self._process))
 
     def _train(self, claim: Claim) -> None:
         self.trained += 1

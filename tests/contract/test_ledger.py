@@ -25,7 +25,7 @@ from hpo.cli.main import app
 from hpo.clock import FakeClock, SystemClock
 from hpo.declaration.budget import Budget
 from hpo.errors import Busy, HpoError, StorageError, UserError
-from hpo.ledger import Ledger, checkpoints, claims, queries, removal, tags, transactions
+from hpo.ledger import Ledger, checkpoints, claims, queries, removal, tags, transactions, worker_rows
 from hpo.ledger.database import schema, store, tables
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, acquire, holder
@@ -51,7 +51,7 @@ def new_study(ledger: Ledger, name: str = "s") -> int:
     with ledger.write() as connection:
         query = insert(tables.studies).values(**row, identity={}, environment={}).returning(tables.studies.c.id)
         study_id = connection.execute(query).scalar_one()
-        transactions.register(connection, ME, "inline")
+        worker_rows.register(connection, ME, "inline")
     return study_id
 
 
@@ -138,7 +138,7 @@ def test_a_ledger_that_a_later_release_has_expanded_serves_this_one(storage):
     ledger = Ledger(storage)
     Ledger(storage, create=False).close()
     process = Process.current()
-    ledger.transact(lambda connection: transactions.register(connection, process, "inline"))
+    ledger.transact(lambda connection: worker_rows.register(connection, process, "inline"))
     lease = acquire(ledger, "driver:1", "s", process, SystemClock(), 0)
     lease.renew()
     with ledger.read() as connection:

@@ -12,7 +12,7 @@ from rounds import rounds
 from sqlalchemy import insert, select
 
 from hpo.clock import SystemClock
-from hpo.ledger import Ledger, checkpoints, claims, leases, transactions
+from hpo.ledger import Ledger, checkpoints, claims, leases, transactions, worker_rows
 from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
 from hpo.ledger.views import driver as driver_queries
@@ -51,7 +51,7 @@ def begin(ledger: Ledger) -> None:
     row = {"name": "s", "uid": "u" * 32, "created_at": 0.0, "state": "open", "requested": 4, "spec": SPEC}
     with ledger.write() as connection:
         connection.execute(insert(tables.studies).values(**row, identity={}, environment={}))
-        transactions.register(connection, ME, "inline")
+        worker_rows.register(connection, ME, "inline")
     asks = [transactions.Ask(n, 0, 7, 0, {"lr": 0.1}, {"lr": 0.1}, {"a": n}, "h" * 64) for n in range(2)]
     ledger.transact(lambda c: transactions.ask(c, 1, asks))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import insert, update
 
-from hpo.ledger import Ledger, checkpoints, claims, tags, transactions
+from hpo.ledger import Ledger, checkpoints, claims, tags, transactions, worker_rows
 from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process
 from hpo.storage.home import Home
@@ -51,7 +51,7 @@ class Made:
         row |= {"spec": SPEC | {"name": name}, "identity": {}, "environment": ENVIRONMENT}
         with self.ledger.write() as connection:
             self.id = connection.execute(insert(tables.studies).values(row).returning(tables.studies.c.id)).scalar_one()
-            transactions.register(connection, ME, "inline")
+            worker_rows.register(connection, ME, "inline")
         self.uid = row["uid"]
         self.count = 0
 

@@ -94,7 +94,7 @@ WAITING = (
 
 _later = trials.alias("later")
 
-# Those of them before a trial of the same study that trains.
+# Waiting trials that precede a running trial of the same study.
 OVERDUE = WAITING.where(
     exists().where(
         _later.c.study_id == trials.c.study_id, _later.c.state == "running", _later.c.number > trials.c.number
@@ -175,7 +175,8 @@ NEWEST = (
 # The checkpoints, among some, that open trials start from, by a restart or from the beginning.
 _open = (trials.c.study_id == bindparam("study")) & trials.c.state.in_(OPEN_STATES)
 _sources: BindParameter[list[str]] = bindparam("sources", expanding=True)
-# Those among the `sources`, each as `<trial number>/<path>`, that open trials start from, and that a backup holds.
+# Each selects from the `sources`, `<trial number>/<path>`: NEEDED those that open trials start from, HELD those that a
+# backup holds.
 NEEDED = union(
     select(decisions.c.checkpoint)
     .join(trials, trials.c.id == decisions.c.trial_id)

@@ -108,7 +108,7 @@ def test_what_is_not_set_has_deepspeeds_default_and_not_ours(tmp_path):
 
 
 def test_the_loss_scale_of_fp16(tmp_path):
-    dynamic = {"enabled": True, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 2}
+    dynamic = {"enabled": True, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 1}
     config = trained(deepspeed(tmp_path, train_batch_size=8, fp16=dynamic))
     scale = config.loss_scale
     assert (config.precision, scale.init, scale.dynamic, scale.growth_interval) == ("fp16", 4096.0, True, 500)
@@ -144,6 +144,8 @@ def test_accelerate_with_fsdp_and_with_a_file_of_deepspeed(tmp_path):
     file.write_text(yaml.safe_dump({"distributed_type": "DEEPSPEED", "num_processes": 8, **inner}))
     assert read(file).train() == read(tmp_path / "ds.json").train()
     assert read(file).left_out[-1] == "deepspeed_config.zero3_init_flag"
+    file.write_text(yaml.safe_dump({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 0}}))
+    assert read(file).train() == {"clip": {"norm": None}, "parallel": {"shard": "none"}}
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ def test_accelerate_with_fsdp_and_with_a_file_of_deepspeed(tmp_path):
         ({"train_batch_size": "auto"}, "train_batch_size='auto' is not a whole number above 0: Hugging Face's Trainer"),
         ({"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 5}, "train_batch_size=32 is not"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16 are both enabled"),
+        ({"fp16": {"enabled": True, "hysteresis": 2}}, "fp16.hysteresis=2 has no equivalent here"),
         ({"communication_data_type": "fp16"}, "communication_data_type='fp16' has no equivalent"),
         ({"zero_optimization": {"stage": 1}}, "shard=zero1 divides among replicas and data is 1"),
     ],
@@ -189,6 +192,7 @@ def test_the_command_writes_a_file_for_run(tmp_path):
     [
         ("none.json", None, "cannot be read"),
         ("cut.json", "{", "is not JSON"),
+        ("deep.json", '{"a":' * 100_000, "is not JSON: it has more than"),
         ("list.json", "[]", "must hold an object of keys, not list"),
         ("other.yaml", "a: 1", "is neither a configuration of DeepSpeed"),
         ("tpu.yaml", "distributed_type: XLA", "distributed_type='XLA' has no equivalent here"),

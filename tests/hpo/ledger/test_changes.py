@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from hpo.ledger import Ledger, transactions
+from hpo.ledger import Ledger, worker_rows
 from hpo.ledger.database.changes import POLL, Changes, announce
 from hpo.ledger.process_id import Process
 
 
 def written(ledger: Ledger) -> None:
-    ledger.transact(lambda connection: transactions.register(connection, Process.current(), "local"))
+    ledger.transact(lambda connection: worker_rows.register(connection, Process.current(), "local"))
 
 
 def test_a_commit_of_anyone_is_heard_once(tmp_path):

@@ -27,7 +27,7 @@ from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
 from hpo.driver.run import run
 from hpo.errors import Busy, HpoError, UserError
-from hpo.ledger import Ledger, claims, external, transactions
+from hpo.ledger import Ledger, claims, external, transactions, worker_rows
 from hpo.ledger.database.tables import asks, attempts, decisions, events, reports, studies, trials
 from hpo.ledger.leases import acquire
 from hpo.ledger.process_id import Process
@@ -391,7 +391,7 @@ def test_a_driver_that_has_lost_the_study_writes_nothing_more(tmp_path):
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=4) as driver:
         ledger, me = driver._ledger, Process.current()
         driver._proposed("first")
-        ledger.transact(lambda c: transactions.register(c, me, "ray-tune"))
+        ledger.transact(lambda c: worker_rows.register(c, me, "ray-tune"))
         before = rows(tmp_path / "home", select(trials, asks.c.trial_attrs).join(asks))
         taken_over(ledger, driver.study._heartbeat)
         for write in (
@@ -432,7 +432,7 @@ def test_processes_that_fail_before_they_train_end_tune_at_the_fourth(tmp_path):
     recorder.setup()
     recorder._lease.write(lambda c: external.insert(c, 1, one_to_try, "tunes"))
     worker = Process.current()
-    recorder._ledger.transact(lambda c: transactions.register(c, worker, "ray-tune"))
+    recorder._ledger.transact(lambda c: worker_rows.register(c, worker, "ray-tune"))
     trial = SimpleNamespace(trial_id="tunes", status="PENDING", get_error=lambda: "no home\n\nUserError: no marker\n")
     try:
         for token in range(5):  # each dies over the trial
@@ -543,7 +543,7 @@ def test_the_sampler_is_made_once_and_proposes_what_one_made_anew_would(tmp_path
 
     with driving_tune(Home(tmp_path / "home"), str(STUDY), trials=40, scheduler="asha") as driver:
         ledger = driver._ledger
-        ledger.transact(lambda c: transactions.register(c, me, "ray-tune"))
+        ledger.transact(lambda c: worker_rows.register(c, me, "ray-tune"))
 
         def row_of(number: int):
             return ledger.look(lambda c: driver_queries.rows(c, 1, [number]))[0]

@@ -18,7 +18,7 @@ from rounds import rounds
 
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
-from hpo.ledger import Ledger, claims, leases, queries, transactions
+from hpo.ledger import Ledger, claims, leases, queries, transactions, worker_rows
 from hpo.ledger.database import tables
 from hpo.ledger.process_id import Process, start_time
 from hpo.storage.home import Home
@@ -311,7 +311,7 @@ def dead() -> Process:
 def test_what_the_dead_have_left(tmp_path):
     made = Made(Home.at(tmp_path / "home"))
     gone = dead()
-    made.ledger.transact(lambda connection: transactions.register(connection, gone, "local"))
+    made.ledger.transact(lambda connection: worker_rows.register(connection, gone, "local"))
     made.ask()
     made.ledger.transact(lambda connection: claims.claim(connection, gone.id, "t", [made.id]))
     leases.acquire(made.ledger, f"mirror:{made.id}", "s", gone, SystemClock(), 1.0)

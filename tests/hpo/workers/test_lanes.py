@@ -37,7 +37,7 @@ from study_runs import begin, drive, hpo, known, make, query, refused
 
 from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
-from hpo.ledger import Ledger, claims, transactions
+from hpo.ledger import Ledger, claims, transactions, worker_rows
 from hpo.ledger.database.tables import asks, attempts, checkpoints, decisions, reports, studies, trials
 from hpo.ledger.process_id import Process
 from hpo.search.strategies.registry import STRATEGIES
@@ -339,7 +339,7 @@ def test_a_taken_trial_is_dropped_alone_while_its_group_waits(tmp_path, monkeypa
     """Trial 0 is another worker's and comes late; of those that wait for it one is taken."""
     taken = Taken(Home(tmp_path / "home"), monkeypatch, n=4, strategy="asha")
     other = Process("far", 1, "then")
-    taken.ledger.transact(lambda c: transactions.register(c, other, "joined"))
+    taken.ledger.transact(lambda c: worker_rows.register(c, other, "joined"))
     [first] = taken.ledger.transact(lambda c: claims.claim(c, other.id, uuid.uuid4().hex, [1], 1))
     training = fusions(monkeypatch)
     raised: list[BaseException] = []

@@ -17,7 +17,7 @@ from hpo.driver import proposer
 from hpo.driver.loop import Driver
 from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
-from hpo.ledger import Ledger, claims, transactions
+from hpo.ledger import Ledger, claims, transactions, worker_rows
 from hpo.ledger.database.tables import attempts, decisions, reports, studies, trials
 from hpo.ledger.process_id import Process
 from hpo.ledger.views import driver as driver_queries
@@ -253,7 +253,7 @@ def test_a_sampler_made_anew_knows_of_open_trials_what_the_live_one_does(tmp_pat
     resolved = declare(asked, ledger, workers=2)
     resolved = replace(resolved, spec=resolved.spec.model_copy(update={"strategy": strategy}))
     driver = Driver(ledger, resolved, DriverOptions(home, ledger.url, home.tracking_uri, trials=9), Inline())
-    ledger.transact(lambda c: transactions.register(c, me, "test"))
+    ledger.transact(lambda c: worker_rows.register(c, me, "test"))
     driver.acquire()
 
     def take():

@@ -21,7 +21,7 @@ from hpo.display.live import doing, screen
 from hpo.driver.loop import Driver
 from hpo.driver.request import DriverOptions, request_of
 from hpo.driver.resolve import declare
-from hpo.ledger import Ledger, queries, transactions
+from hpo.ledger import Ledger, queries, transactions, worker_rows
 from hpo.ledger.claims import Claim, claim
 from hpo.ledger.database.tables import attempts, decisions, events, reports
 from hpo.ledger.process_id import Process
@@ -92,7 +92,7 @@ class Rungs:
         self.driver.acquire()
         turn(self.driver)
         self.me = Process.current()
-        self.ledger.transact(lambda c: transactions.register(c, self.me, "inline"))
+        self.ledger.transact(lambda c: worker_rows.register(c, self.me, "inline"))
         row = self.ledger.look(lambda c: queries.study_by_id(c, 1))
         self.opened, self.leaving = StudySession(row), threading.Event()
         self.claims = self.claim(claimed)
