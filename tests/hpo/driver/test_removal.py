@@ -88,7 +88,7 @@ def rows(made: Made) -> dict[str, int]:
     counts = {}
     with made.ledger.read() as connection:
         for table in tables.metadata.sorted_tables:
-            if table.name not in ("workers", "audit"):
+            if table.name not in ("workers", "audit", "compatibility"):
                 counts[table.name] = connection.execute(select(func.count()).select_from(table)).scalar_one()
     return {name: count for name, count in counts.items() if count}
 

@@ -18,6 +18,7 @@ from studies.gpt.check import check
 from studies.gpt.config import LONGEST, Config, CorpusConfig, DataConfig, MixPhase
 from studies.gpt.corpus import prepare
 from studies.gpt.data import Tokens, phase_ratios, train_rows
+from studies.gpt.experts import Load
 from studies.gpt.source import MAX_WORDS, Source, generate
 from studies.gpt.task import GptTask
 from trainer.config import TrainConfig
@@ -218,7 +219,7 @@ def test_a_uniform_model_has_the_loss_of_its_vocabulary():
 def test_what_is_counted_is_every_token_but_the_first_of_each_document():
     task = GptTask(Config(data=data()))
     file = task.tokens.files["general", "val"]
-    _, count = task._spent(task.model().eval(), "general", "val")
+    _, count = task._spent(task.model().eval(), "general", "val", Load())
     assert count == len(file) - file.num_documents
 
 
