@@ -23,6 +23,7 @@ from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger
 from hpo.space.config import flatten
 from hpo.storage import locations
+from hpo.tracking.mlflow.client import check_trust
 from hpo.tracking.uri import check_uri
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.prepared import Prepared
@@ -57,7 +58,7 @@ def planned_run(request: RunRequest, ledger: Ledger | None) -> RunPlan:
 
 
 def _allowed(planned: RunPlan, prepared: Prepared | None) -> RunPlan:
-    """Returns the plan after checking this host, the bucket and the data, and measuring lanes; creates the home.
+    """Returns the plan after checking this host, the servers and the data, and measuring lanes; creates the home.
 
     Raises UserError if the study cannot run here.
     """
@@ -65,6 +66,8 @@ def _allowed(planned: RunPlan, prepared: Prepared | None) -> RunPlan:
     checkpoints = locations.resolved_url(request.storage.checkpoints, planned.stored.row, placement.executor)
     placement.check(study)
     here, begun = not elsewhere(placement.executor), planned.stored.row is not None
+    if not begun:  # training goes on without MLflow, so what a server becomes later stops no study
+        check_trust(planned.options.tracking_uri)
     preflight.check(planned.resolved, options=request.study.one_by_one, here=here, begun=begun)
     data = study.check_data()
     request, short = (request, "") if begun else _with_folds_that_fit(request, planned.resolved)

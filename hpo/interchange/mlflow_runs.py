@@ -21,7 +21,7 @@ from hpo.interchange.record import ImportedStudy, ImportedTrial, Point, State, j
 from hpo.interchange.texts import as_number, read_columns
 from hpo.ledger.database.sqlite_url import path_of, url_of
 from hpo.text import counted, near
-from hpo.tracking.mlflow.client import SETTINGS
+from hpo.tracking.mlflow.client import set_up
 from hpo.tracking.uri import check_uri
 from trainer.redaction import redacted, redacted_url
 
@@ -67,7 +67,7 @@ def _opened(uri: str, shown: str) -> Iterator[tuple[MlflowClient, list[str]]]:
     from mlflow import MlflowClient
 
     before = dict(os.environ)
-    os.environ.update({key: value for key, value in SETTINGS.items() if key not in os.environ})
+    set_up()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # the store is only read
     try:
         with tempfile.TemporaryDirectory() as scratch, _malformed() as malformed:

@@ -120,11 +120,11 @@ def test_the_role_of_the_guide_is_plain_too(postgres_server):
     page = (DOCKER.parent / "docs" / "guide" / "deploy.md").read_text()
     commands = re.findall(r"^    (create(?:user|db) .*?)(?:  +#.*)?$", page, re.MULTILINE)
     assert [command.split()[0] for command in commands] == ["createuser", "createdb"]
+    there = os.environ | {"PGHOST": str(postgres.url.query["host"]), "PGUSER": str(postgres.url.username)}
     for command in commands:
-        words = [postgres.url.query["host"] if word == "HOST" else word for word in command.split()]
-        subprocess.run(
-            [postgres.programs / words[0], *words[1:]], input="secret\nsecret\n", text=True, check=True, **APART
-        )
+        name, *words = command.split()
+        given = {"input": "secret\nsecret\n", "env": there}
+        subprocess.run([postgres.programs / name, *words], text=True, check=True, **given, **APART)
     with connected(postgres.url.set(username="hpo", password="secret", database="hpo")) as connection:
         connection.exec_driver_sql("CREATE TABLE t (x int)")
         with pytest.raises(DBAPIError, match="permission denied to COPY to or from an external program"):

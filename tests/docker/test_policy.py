@@ -16,9 +16,9 @@ from setup_env import read_lock
 
 from hpo.cli.secret_files import SECRETS
 
-COMPOSE, CUDA, RAY = (DOCKER / f"compose{overlay}.yaml" for overlay in ("", ".cuda", ".ray"))
+COMPOSE, CUDA, RAY, CA = (DOCKER / f"compose{overlay}.yaml" for overlay in ("", ".cuda", ".ray", ".ca"))
 DOCKERFILES = (DOCKER / "Dockerfile", DOCKER / "mlflow.Dockerfile")
-PROJECTS = {"compose": (COMPOSE,), "cuda": (COMPOSE, CUDA), "ray": (COMPOSE, RAY)}
+PROJECTS = {"compose": (COMPOSE,), "cuda": (COMPOSE, CUDA), "ray": (COMPOSE, RAY), "ca": (COMPOSE, CA)}
 DOCUMENTED = dict(re.findall(r"^([A-Z][A-Z0-9_]*)=(.*)$", (DOCKER / "env.example").read_text(), re.MULTILINE))
 LOCKED = yaml.safe_load((DOCKER / "images.lock").read_text())
 DIGESTS = {f"{one['image']}@{one['digest']}" for one in LOCKED}
@@ -135,7 +135,7 @@ def test_who_trains_has_longer_to_stop_than_a_checkpoint_takes(project):
 
 def test_every_variable_is_documented_with_its_default():
     used = {}
-    for file in (COMPOSE, CUDA, RAY):
+    for file in (COMPOSE, CUDA, RAY, CA):
         for match in VARIABLE.finditer(file.read_text()):
             used.setdefault(match["name"], set()).add((match["rest"] or "") if match["how"] == ":-" else None)
     assert used.keys() == DOCUMENTED.keys() - {"COMPOSE_FILE", "COMPOSE_PROFILES"}
@@ -156,6 +156,20 @@ def test_ray_asks_for_a_token_and_has_no_dashboard():
             environment["RAY_AUTH_MODE"] == "token" and environment["RAY_AUTH_TOKEN_PATH"] == "/run/secrets/ray_token"
         )
     assert "--include-dashboard=false" in project["services"]["ray-head"]["command"]
+
+
+def test_whoever_asks_the_store_verifies_it_by_the_authoritys_file():
+    below, project = (read(*files, environ={"HPO_STUDY": "mlp"}) for files in ((COMPOSE,), (COMPOSE, CA)))
+    asks = {name for name, service in services(project) if "AWS_ENDPOINT_URL" in service.get("environment", {})}
+    assert asks == {"buckets", "mlflow", "driver", "worker"}
+    for name, service in services(project):
+        plain = below["services"][name].get("configs", [])
+        added = [each for each in service.get("configs", []) if each not in plain]
+        assert added == [{"source": "ca", "target": "/run/ca/ca.pem"}] * (name in asks), name
+        assert ("AWS_CA_BUNDLE" in service.get("environment", {})) == (name in asks), name
+        assert name not in asks or service["environment"]["AWS_CA_BUNDLE"] == "/run/ca/ca.pem"
+        assert len(service.get("configs", [])) == len(plain) + (name in asks), name
+    assert project["configs"]["ca"] == {"file": "./ca.pem"}
 
 
 def test_images_take_a_part_of_the_lock():

@@ -9,7 +9,6 @@ processes that open a new database at once race, so a lock is needed.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from hpo.tracking.files import digests, directory_of
 from hpo.tracking.mlflow import datasets
 from hpo.tracking.mlflow import edits as mlflow_edits
 from hpo.tracking.mlflow.artifacts import RunArtifacts
-from hpo.tracking.mlflow.client import SETTINGS, away, opened, outages, user
+from hpo.tracking.mlflow.client import away, opened, outages, set_up, user
 from hpo.tracking.mlflow.damage import of_error
 from hpo.tracking.mlflow.models import Models
 from hpo.tracking.mlflow.registry import Registry
@@ -58,7 +57,7 @@ class MlflowTracker:
 
     def __init__(self, uri: str, artifacts: Path, *, create: bool = True) -> None:
         scheme = check_uri(uri)
-        os.environ.update({key: value for key, value in SETTINGS.items() if key not in os.environ})
+        set_up()
         self.name = tracker_name(uri)
         self._uri = uri
         self._is_database, self._is_sqlite = scheme in DATABASES, scheme == "sqlite"
