@@ -123,8 +123,8 @@ def test_the_role_of_the_guide_is_plain_too(postgres_server):
     there = os.environ | {"PGHOST": str(postgres.url.query["host"]), "PGUSER": str(postgres.url.username)}
     for command in commands:
         name, *words = command.split()
-        given = {"input": "secret\nsecret\n", "env": there}
-        subprocess.run([postgres.programs / name, *words], text=True, check=True, **given, **APART)
+        program = [postgres.programs / name, *words]
+        subprocess.run(program, input="secret\nsecret\n", text=True, check=True, env=there, **APART)
     with connected(postgres.url.set(username="hpo", password="secret", database="hpo")) as connection:
         connection.exec_driver_sql("CREATE TABLE t (x int)")
         with pytest.raises(DBAPIError, match="permission denied to COPY to or from an external program"):
