@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import mlflow_service
 import pytest
 import sqlalchemy as sa
 from driven import driven
@@ -37,33 +35,8 @@ STUDY = HARNESS / "tiny_study.py"
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory, empty_mlflow) -> Iterator[str]:
     """The URI of an MLflow server with a store and artifacts of its own."""
-    root = tmp_path_factory.mktemp("mlflow")
-    shutil.copyfile(empty_mlflow, root / "mlflow.db")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    uri = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "-w", "1"]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{root / 'mlflow.db'}",
-        "--artifacts-destination",
-        str(root / "artifacts"),
-    ]
-    environ = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    with (root / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environ, cwd=root, start_new_session=True)
-    deadline = time.monotonic() + 120
-    while True:
-        assert server.poll() is None and time.monotonic() < deadline, (root / "log").read_text()
-        try:
-            with urllib.request.urlopen(f"{uri}/health", timeout=2):
-                break
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    yield uri
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait(30)
+    with mlflow_service.serving(tmp_path_factory.mktemp("mlflow"), empty_mlflow) as uri:
+        yield uri
 
 
 def start(*arguments: str, home: Path, storage: str, uri: str) -> subprocess.Popen[str]:
