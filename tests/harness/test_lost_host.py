@@ -83,6 +83,6 @@ def test_both_ends_give_a_silent_connection_up_after_a_minute(storage):
     names = [f"tcp_{name.removeprefix('tcp_')}" for name in SOON]
     usual = sa.make_url(storage).set(query={}).render_as_string(hide_password=False)
     with closing(Ledger(usual)) as ledger, ledger.read() as connection:
-        assert [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names] == ["30", "10", "3", "1min"]
         client = connection.connection.dbapi_connection.info.get_parameters()
         assert [client[name] for name in SOON] == ["30", "10", "3", "60000"]
+        assert [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names] == ["30", "10", "3", "60000"]
