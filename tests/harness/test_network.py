@@ -54,6 +54,7 @@ for _ in range(int(sys.argv[2])):
     try: sender.sendto(b"datagram", (sys.argv[1], {PORT}))
     except PermissionError: pass  # which a cut of what this host sends answers datagrams with
 """
+_started: list[subprocess.Popen[str]] = []
 RESOLVE = "import socket, sys; print(socket.gethostbyname(sys.argv[1]))"
 
 
@@ -63,11 +64,15 @@ def network() -> Iterator[Network]:
         pytest.skip(f"no network can be made: {reason}")
     with closing(Network()) as network:
         yield network
+    while _started:  # all of which the network has killed
+        with _started.pop() as process:
+            process.wait(10)
 
 
 def start(host: Host, script: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-ISs", "-c", script, *words]
-    return host.run(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _started.append(host.run(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    return _started[-1]
 
 
 def ready(host: Host, script: str) -> subprocess.Popen[str]:
