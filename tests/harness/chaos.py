@@ -57,6 +57,7 @@ class Kind:
     name: str
     flags: tuple[str, ...] = ()
     trials: int = 8
+    window: tuple[str, ...] = ("--window", "4")
 
 
 KINDS = {
@@ -67,7 +68,7 @@ KINDS = {
     "command": Kind("patterns_study.yaml", "patterns"),
     "lanes": Kind("lanes_study.py", "lanes", ("-o", "train.lanes=4")),
     "promotion": Kind("tiny_study.py", "tiny", ("-o", "pause=0.0", "--strategy", "asha-promote")),
-    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=9),
+    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=9, window=()),
     "ranks": Kind("parts_study.py", "parts", ("-o", "train.parallel.data=2"), trials=4),
 }
 
@@ -154,7 +155,7 @@ def drawn(seed: str, kinds: tuple[str, ...] = tuple(KINDS), *, hosts: bool = Tru
 
 def prepared(kind: Kind, home: Path, environ: dict[str, str], bucket: str = "") -> Placed:
     study = HARNESS / kind.study if "." in kind.study else kind.study
-    extra = ("--workers", "2", "--window", "4", "--learn-from", "none", *kind.flags)
+    extra = ("--workers", "2", *kind.window, "--learn-from", "none", *kind.flags)
     extra += ("--checkpoints", bucket) if bucket else ()
     storage = environ.get("HPO_STORAGE", "")
     return Placed(home, kind.trials, extra, study=study, name=kind.name, environ=environ, storage=storage)
