@@ -200,7 +200,11 @@ def _have_server_watch(engine: Engine, watch: Mapping[str, str]) -> None:
     A host that vanishes in a transaction keeps its locks otherwise, for two hours by PostgreSQL's defaults.
     """
     settings = [(f"tcp_{name.removeprefix('tcp_')}", setting) for name, setting in watch.items()]
-    statement = f"SELECT {', '.join(['set_config(%s, %s, false)'] * len(settings))}"
+    wanted = ", ".join(["(%s, %s)"] * len(settings))
+    statement = (
+        f"SELECT set_config(name, setting, false) FROM (VALUES {wanted}) AS wanted (name, setting) "
+        "WHERE current_setting(name, true) IS NOT NULL"  # PostgreSQL 11 has no tcp_user_timeout
+    )
 
     @event.listens_for(engine, "connect")
     def configure(connection: DBAPIConnection, _: object) -> None:
