@@ -68,7 +68,7 @@ KINDS = {
     "command": Kind("patterns_study.yaml", "patterns"),
     "lanes": Kind("lanes_study.py", "lanes", ("-o", "train.lanes=4")),
     "promotion": Kind("tiny_study.py", "tiny", ("-o", "pause=0.0", "--strategy", "asha-promote")),
-    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=9, window=()),
+    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=12, window=()),
     "ranks": Kind("parts_study.py", "parts", ("-o", "train.parallel.data=2"), trials=4),
 }
 
