@@ -167,6 +167,16 @@ class PostgresServer:
         self.url = sa.make_url(self._server.get_uri()).set(drivername="postgresql+psycopg")
         self._sockets = self._server.get_postmaster_info().socket_dir
         self.programs = Path(self._server.bin_path)  # psql and the like
+        self._address = ""
+
+    def listen(self, address: str, clients: str) -> sa.URL:
+        """Starts it again, for connections to `address` from this network besides; returns the URL for them."""
+        with (Path(self._server.pgdata) / "pg_hba.conf").open("a") as file:
+            file.write(f"host all all {clients} trust\n")
+        self._address = address
+        self.stop()
+        self.start()
+        return self.url.set(host=address, port=5432, query={})
 
     def stop(self) -> None:
         """End it as a crash would: nothing is flushed, every connection breaks."""
@@ -174,7 +184,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it again where it was."""
-        self._control("-o", f'-h "" -k {self._sockets}', "-l", str(self._server.log), "start")
+        self._control("-o", f'-h "{self._address}" -k {self._sockets}', "-l", str(self._server.log), "start")
         self._server.ensure_postgres_running()
 
     def close(self) -> None:

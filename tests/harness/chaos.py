@@ -1,9 +1,11 @@
 """Faults of every kind on studies of every kind, drawn from a seed: nothing is lost, doubled or left hanging.
 
 An episode is one study, run to its end with up to four faults on the way: a process is killed or stopped for longer
-than its lease, PostgreSQL crashes, the store of the checkpoints does not answer. The study's kind, its ledger and its
-store are drawn so that every pair of them comes about as often as any other. Episode N of a seed draws the same faults
-each time; where they fall follows the clock. A journal has a line for each episode, and the next run goes on after it.
+than its lease, PostgreSQL crashes, the store of the checkpoints does not answer. Two of five episodes have two hosts,
+of the driver and of a worker that has joined, and a fault of the network between them and the servers. The study's
+kind, its ledger, its store and the network's fault are drawn so that every pair of them comes about as often as any
+other. Episode N of a seed draws the same faults each time; where they fall follows the clock. A journal has a line for
+each episode, and the next run goes on after it.
 """
 
 from __future__ import annotations
@@ -19,30 +21,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
+import apart
 import psutil
-import s3_server
 import sqlalchemy as sa
 from kill import Run, end_all, gone, pid_of
+from namespaces import HOST
 from places import HARNESS
+from servers import Servers
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.ledger import Ledger
 from hpo.ledger.database.tables import attempts, reports, trials, workers
-from trainer.files.s3 import Bucket
 
 LEASE = 5  # seconds
 STOPPED = 1.4 * LEASE  # a process is stopped for so long
-AWAY = 3.0  # seconds for which a server does not answer
+SEVERAL_HOSTS = 0.4  # of the episodes
 MOST = 4  # faults of an episode
 HANGS = 300  # seconds after which a study hangs
-TARGETS = ("driver", "worker", "worker", "mirror", "program")
+TARGETS = ("driver", "worker", "worker", "mirror", "program", "joined")
 OF_THE_MACHINE = ("system/", "time/", "train/samples_per_sec")
 LEDGERS, STORES = ("sqlite", "postgres"), ("home", "bucket")
 
@@ -56,6 +57,7 @@ class Kind:
     name: str
     flags: tuple[str, ...] = ()
     trials: int = 8
+    window: tuple[str, ...] = ("--window", "4")
 
 
 KINDS = {
@@ -66,7 +68,7 @@ KINDS = {
     "command": Kind("patterns_study.yaml", "patterns"),
     "lanes": Kind("lanes_study.py", "lanes", ("-o", "train.lanes=4")),
     "promotion": Kind("tiny_study.py", "tiny", ("-o", "pause=0.0", "--strategy", "asha-promote")),
-    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=9),
+    "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=12, window=()),
     "ranks": Kind("parts_study.py", "parts", ("-o", "train.parallel.data=2"), trials=4),
 }
 
@@ -87,8 +89,10 @@ class Placed(Run):
         return [tuple(row) for row in self.query(statement)] if self.storage else super().glance(statement)
 
     def says(self, *command: str) -> str:
+        if HOST in self.environ and "verify" in command:  # this host does not know the tracker's name
+            return self.finished(self.start(*command, "--study", self.name))
         words = [*command, "--study", self.name, "--home", str(self.home)]
-        ran = CliRunner().invoke(app, words, env=self.environ)
+        ran = CliRunner().invoke(app, words, env=self.environ | ({"HPO_STORAGE": self.storage} if self.storage else {}))
         assert ran.exit_code == 0, (ran.output, ran.exception)
         return ran.stdout
 
@@ -111,10 +115,12 @@ class Episode:
     ledger: str
     store: str
     seed: str
+    network: str = ""  # the fault of the network of several hosts, if it has them
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        return [*itertools.combinations((self.kind, self.ledger, self.store), 2)]
+        axes = (self.kind, self.ledger, self.store, self.network)
+        return [*itertools.combinations(filter(None, axes), 2)]
 
 
 @dataclass
@@ -130,60 +136,26 @@ class Ended:
         return json.dumps(asdict(self)) + "\n"
 
 
-def drawn(seed: str, kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[Episode]:
-    """Yields episodes without end: of a few random ones the one whose pairs have come most rarely."""
+def drawn(seed: str, kinds: tuple[str, ...] = tuple(KINDS), *, hosts: bool = True) -> Iterator[Episode]:
+    """Yields episodes without end: of a few random ones the one whose pairs have come most rarely.
+
+    Without `hosts` those of several hosts have one, and the others are the same.
+    """
     seen: Counter[tuple[str, str]] = Counter()
     for number in itertools.count():
         rng = random.Random(f"{seed} {number}")
-        some = [
-            Episode(number, rng.choice(kinds), rng.choice(LEDGERS), rng.choice(STORES), f"{seed} {number}")
-            for _ in range(6)
-        ]
+        several = rng.random() < SEVERAL_HOSTS
+        ledgers, networks = (("postgres",), apart.FAULTS) if several else (LEDGERS, ("",))
+        axes = (kinds, ledgers, STORES, (f"{seed} {number}",), networks)
+        some = [Episode(number, *map(rng.choice, axes)) for _ in range(6)]
         best = min(some, key=lambda episode: sum(seen[pair] for pair in episode.pairs))
         seen.update(best.pairs)
-        yield best
-
-
-class Servers:
-    """The PostgreSQL and the S3 of all episodes. `postgres` makes a server when it is first needed."""
-
-    def __init__(self, postgres: Callable[[], Any], s3: tuple[str, psutil.Process], scratch: Path) -> None:
-        self._make, self._s3, self._scratch = postgres, s3, scratch
-        self._postgres: Any = None
-
-    def environ(self, episode: Episode, name: str) -> dict[str, str]:
-        given = {"HPO_LEASE_SECONDS": str(LEASE), "MLFLOW_DISABLE_TELEMETRY": "true"}
-        if episode.store == "bucket":
-            given |= s3_server.environ(self._s3[0], self._scratch)
-        return given | ({"HPO_STORAGE": self.database(name)} if episode.ledger == "postgres" else {})
-
-    def database(self, name: str) -> str:
-        self._postgres = self._postgres or self._make()
-        engine = sa.create_engine(self._postgres.url, isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f'CREATE DATABASE "{name}"')
-        engine.dispose()
-        return self._postgres.url.set(database=name).render_as_string(hide_password=False)
-
-    def bucket(self, name: str) -> str:
-        with mock.patch.dict(os.environ, s3_server.environ(self._s3[0], self._scratch)):
-            Bucket(f"s3://{name}")._asked(lambda client: client.create_bucket(Bucket=name))
-        return f"s3://{name}/checkpoints"
-
-    def crash_postgres(self) -> None:
-        self._postgres.stop()
-        time.sleep(AWAY)
-        self._postgres.start()
-
-    def stop_s3(self) -> None:
-        self._s3[1].suspend()
-        time.sleep(AWAY)
-        self._s3[1].resume()
+        yield best if hosts else replace(best, network="")
 
 
 def prepared(kind: Kind, home: Path, environ: dict[str, str], bucket: str = "") -> Placed:
     study = HARNESS / kind.study if "." in kind.study else kind.study
-    extra = ("--workers", "2", "--window", "4", "--learn-from", "none", *kind.flags)
+    extra = ("--workers", "2", *kind.window, "--learn-from", "none", *kind.flags)
     extra += ("--checkpoints", bucket) if bucket else ()
     storage = environ.get("HPO_STORAGE", "")
     return Placed(home, kind.trials, extra, study=study, name=kind.name, environ=environ, storage=storage)
@@ -210,39 +182,70 @@ class Battle:
 
     def __init__(self, episode: Episode, servers: Servers, directory: Path) -> None:
         self._rng, self._servers = random.Random(episode.seed), servers
+        self._fell: Counter[str] = Counter()
         name = f"chaos-{os.getpid()}-{episode.number}"
         bucket = servers.bucket(name) if episode.store == "bucket" else ""
-        self.run = prepared(KINDS[episode.kind], directory / name, servers.environ(episode, name), bucket)
+        environ = {"HPO_LEASE_SECONDS": str(LEASE)}
+        environ |= servers.environ(name, postgres=episode.ledger == "postgres", bucket=bool(bucket))
+        self.run = prepared(KINDS[episode.kind], directory / name, environ, bucket)
         self._faults: list[Callable[[], str]] = [self._kill, self._kill, self._stop]
         self._faults += [self._crash] if episode.ledger == "postgres" else []
         self._faults += [self._silence] if bucket else []
+        self._usual, self._apart = [*self._faults], None
+        if episode.network and servers.network:
+            self._faults += [self._cut] * len(self._faults)
+            with closing(Ledger(self.run.storage)):  # a worker may join before the driver has made it
+                self._apart = apart.Apart(episode.network, servers, servers.network, LEASE)
+            self.run = self._apart.on_driver(self.run)
         self._process = self.run.run()
 
     def fight(self, seconds: float) -> Counter[str]:
         """Runs the study to its end, which takes about so long without faults; returns the faults that fell."""
-        fell: Counter[str] = Counter()
         for _ in range(self._rng.randint(1, MOST)):
             due = time.monotonic() + self._rng.random() * seconds / 2
             while time.monotonic() < due and self._process.poll() is None:
                 time.sleep(0.005)
             if self._process.poll() is not None:
                 break
-            fault = self._rng.choice(self._faults)()
-            fell.update([fault] if fault else [])
-        self.run.finished(self._process, timeout=HANGS)
-        return fell
+            if self._apart:
+                self._apart.supervise()
+            self._fall(self._faults)
+        output = self.run.finished(self._process, timeout=HANGS)
+        assert "Traceback" not in output, output
+        if self._apart:
+            self._apart.finished()
+        return self._fell
+
+    def close(self) -> None:
+        end_all()
+        if self._apart:
+            self._apart.close()
+
+    def _fall(self, faults: list[Callable[[], str]]) -> None:
+        fault = self._rng.choice(faults)()
+        self._fell.update([fault] if fault else [])
+
+    def _cut(self) -> str:
+        assert self._apart
+        return self._apart.strike(self._rng, lambda: self._fall(self._usual))
 
     def _target(self) -> tuple[str, int]:
         """Returns a process that lives, and what it is; the driver counts even where it has ended."""
         for target in self._rng.sample(TARGETS, len(TARGETS)):
             with suppress(psutil.NoSuchProcess):
-                if pid := pid_of(target, self.run, self._process, self._rng):
+                pid = self._joined() if target == "joined" else pid_of(target, self.run, self._process, self._rng)
+                if pid:
                     return target, pid
         raise AssertionError("a driver has a pid")
 
+    def _joined(self) -> int | None:
+        """Returns the pid of the worker on the other host, None if there is none."""
+        process = self._apart and self._apart.joined
+        return process.pid if process and process.poll() is None else None
+
     def _kill(self) -> str:
         target, pid = self._target()
-        begun = [pid for (pid,) in self.run.glance(select(workers.c.pid))]
+        begun = [pid for (pid,) in self.run.glance(select(workers.c.pid)) if pid != self._joined()]
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -259,7 +262,7 @@ class Battle:
         try:
             stopped = psutil.Process(pid)
             stopped.suspend()
-            time.sleep(STOPPED if target == "worker" else LEASE / 4)
+            time.sleep(STOPPED if target in ("worker", "joined") else LEASE / 4)
             stopped.resume()
         except psutil.NoSuchProcess:
             return ""
@@ -299,12 +302,12 @@ def fought(episode: Episode, servers: Servers, uninterrupted: Whole, directory: 
     try:
         ended.fell = dict(battle.fight(uninterrupted.seconds))
         ended.broken = faults(battle.run, uninterrupted)
-    except subprocess.TimeoutExpired:
-        ended.broken = ["hung"]
+    except subprocess.TimeoutExpired as error:
+        ended.broken = [f"hung: {str(error.output)[-2000:]}"]
     except AssertionError as error:
         ended.broken = [f"failed: {str(error)[-2000:]}"]
     finally:
-        end_all()
+        battle.close()
     if not ended.broken:
         shutil.rmtree(battle.run.home)
     ended.seconds = round(time.monotonic() - begun, 1)

@@ -11,13 +11,19 @@ import itertools
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 
+import apart
+import mlflow_service
 import psutil
 import pytest
 import s3_server
-from chaos import HANGS, KINDS, Ended, Episode, Servers, Whole, drawn, fought, table, whole
+from chaos import HANGS, KINDS, Ended, Episode, Whole, drawn, fought, table, whole
 from kill import end_all
+from network import Network, missing
+from servers import Servers
 
 EPISODES = int(os.environ.get("EPISODES") or 9)
 FAULTS = int(os.environ.get("FAULTS") or 0)
@@ -33,15 +39,24 @@ def _ended() -> Iterator[None]:
 
 
 @pytest.fixture
-def servers(postgres_server, tmp_path) -> Iterator[Servers]:
-    with s3_server.serving(tmp_path) as endpoint:
+def servers(postgres_server, empty_mlflow, tmp_path) -> Iterator[Servers]:
+    with ExitStack() as stack:
+        network = None if missing() else stack.enter_context(closing(Network()))
+        address = network.address if network else "127.0.0.1"
+        endpoint = stack.enter_context(s3_server.serving(tmp_path, address=address))
         port = int(endpoint.rpartition(":")[2])
         [process] = [
             child
             for child in psutil.Process().children(recursive=True)
             if any(connection.laddr.port == port for connection in child.net_connections())
         ]
-        yield Servers(postgres_server, (endpoint, process), tmp_path)
+
+        @cache
+        def mlflow() -> str:
+            (root := tmp_path / "mlflow").mkdir()
+            return stack.enter_context(mlflow_service.serving(root, empty_mlflow, address=address))
+
+        yield Servers(postgres_server, (endpoint, process), mlflow, tmp_path, network)
 
 
 def test_every_pair_of_axes_comes_about_as_often_as_any_other():
@@ -52,6 +67,17 @@ def test_every_pair_of_axes_comes_about_as_often_as_any_other():
             count = sum(episode.kind == kind and place in (episode.ledger, episode.store) for episode in episodes)
             expected = FIRST / len(KINDS) / 2
             assert expected / 2 < count < expected * 2, (kind, place, count)
+    for fault in apart.FAULTS:
+        of_it = [episode for episode in episodes if episode.network == fault]
+        assert {episode.ledger for episode in of_it} == {"postgres"} and len({episode.kind for episode in of_it}) >= 5
+
+
+def test_without_namespaces_episodes_have_one_host():
+    with_hosts, without = ([*itertools.islice(drawn("a", hosts=hosts), FIRST)] for hosts in (True, False))
+    assert [episode for episode in with_hosts if not episode.network] == [
+        episode for episode, before in zip(without, with_hosts, strict=True) if not before.network
+    ]
+    assert not any(episode.network for episode in without)
 
 
 @pytest.mark.slow
@@ -68,8 +94,10 @@ def test_random_faults_lose_nothing_and_double_nothing(tmp_path, servers):
             uninterrupted[episode.kind] = whole(kind, tmp_path / f"whole-{episode.kind}")
         return fought(episode, servers, uninterrupted[episode.kind], tmp_path)
 
+    if missing():
+        print(f"No episode has several hosts, since {missing()}.")
     fell = 0
-    for episode in drawn(SEED):
+    for episode in drawn(SEED, hosts=not missing()):
         if episode.number < len(before):
             continue
         ended = of(episode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,18 +15,19 @@ from certificates import Pair
 
 
 @contextmanager
-def serving(directory: Path, pair: Pair | None = None) -> Iterator[str]:
-    """Yields the endpoint of a server, by the name 127.0.0.1, or over TLS by localhost with the certificate `pair`."""
+def serving(directory: Path, pair: Pair | None = None, address: str = "127.0.0.1") -> Iterator[str]:
+    """Yields the endpoint of a server, by its address, or over TLS by localhost with the certificate `pair`."""
     started = "import sys; from moto.server import main; main(sys.argv[1:])"
-    words = ["-H", "127.0.0.1", "-p", "0"]
+    words = ["-H", address, "-p", "0"]
     words += ["-s", "-c", str(pair.certificate), "-k", str(pair.key)] if pair else []
     log = directory / "log"
     with open(log, "w") as output:
-        server = subprocess.Popen([sys.executable, "-c", started, *words], stdout=output, stderr=output)
-    while not (found := re.search(r"https?://127\.0\.0\.1:\d+", log.read_text())):
+        environ = os.environ | {"S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true"}  # whatever its name is, it is no bucket's
+        server = subprocess.Popen([sys.executable, "-c", started, *words], stdout=output, stderr=output, env=environ)
+    while not (found := re.search(rf"https?://{re.escape(address)}:\d+", log.read_text())):
         assert server.poll() is None, log.read_text()
         time.sleep(0.05)
-    yield found[0].replace("127.0.0.1", "localhost") if pair else found[0]
+    yield found[0].replace(address, "localhost") if pair else found[0]
     server.kill()
     server.wait()
 

@@ -8,7 +8,8 @@ asked for it. The switch lies below `subprocess.Popen`, so neither the tests nor
     Popen -> request -> zygote: fork, fork -> the grandchild, which its asker adopts as the nearest subreaper
 
 A process so begun forks a zygote of its own first, so what it starts is warm too. A process begins cold, as for users,
-where its environment asks for other threads or libraries or says HPO_COLD=1, and where a shell or Ray starts it.
+where its environment asks for other threads or libraries or says HPO_COLD=1, and where a shell or Ray starts it. Either
+way it begins on the host that its environment names (`namespaces`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import namespaces
 
 # The last is a node of tests/trainer/distributed/test_nodes.py.
 MODULES = (
@@ -183,7 +186,8 @@ def _execute_child(self: Any, args: Any, *rest: Any) -> None:
     usual = executable is None or executable == sys.executable
     plain = usual and preexec_fn is None and not shell and gid is None and gids is None and uid is None
     if not (plain and umask == -1 and group == -1 and _may_be_warm(args, environ)):
-        return _cold(self, args, *rest)
+        apart = isinstance(args, (list, tuple)) and namespaces.away(environ)
+        return _cold(self, namespaces.command(args) if apart else args, *rest)
     global _zygote
     if _zygote is None:
         _zygote = _Zygote.started()
@@ -246,6 +250,8 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(_set_by_imports | request["env"])
+    if host := namespaces.away(request["env"]):
+        namespaces.enter(host)
     _name(request["args"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
 
 from hpo.clock import Backoff
 from hpo.door import option
@@ -32,8 +33,10 @@ T = TypeVar("T")
 NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "lustre", "ceph", "afs"}
 # Seconds to keep trying a database in which others are in the way, and in a command one that went away.
 PATIENCE = 60.0
-# Without them a connection whose server has vanished from the network is noticed after hours (libpq, 34.1.2).
-_NETWORK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+# Without them a connection whose server has vanished from the network is noticed after hours (libpq, 34.1.2), and while
+# a statement is on its way, after a quarter of an hour.
+_WATCH = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+_NETWORK = {"connect_timeout": 10, **_WATCH}
 BUSY_SECONDS = 30.0  # SQLite's own wait for a lock, unless two processes wait for each other
 
 
@@ -183,10 +186,32 @@ def _engine(url: str, create: bool) -> Engine:
         try:
             options = {name: value for name, value in _NETWORK.items() if name not in parts.query}
             server = parts.set(drivername="postgresql+psycopg")
-            return sa.create_engine(server, connect_args=options, pool_pre_ping=True)
+            engine = sa.create_engine(server, connect_args=options, pool_pre_ping=True)
         except ModuleNotFoundError as error:
             raise UserError("PostgreSQL needs psycopg: pip install 'hpo[postgres]'.") from error
+        _have_server_watch(engine, {name: str(parts.query.get(name, default)) for name, default in _WATCH.items()})
+        return engine
     raise UserError(f"{shown} is not supported: use sqlite:///PATH or postgresql+psycopg://...")
+
+
+def _have_server_watch(engine: Engine, watch: Mapping[str, str]) -> None:
+    """Makes the server look after its end of each connection as this process looks after its own.
+
+    A host that vanishes in a transaction keeps its locks otherwise, for two hours by PostgreSQL's defaults.
+    """
+    settings = [(f"tcp_{name.removeprefix('tcp_')}", setting) for name, setting in watch.items()]
+    wanted = ", ".join(["(%s, %s)"] * len(settings))
+    statement = (
+        f"SELECT set_config(name, setting, false) FROM (VALUES {wanted}) AS wanted (name, setting) "
+        "WHERE current_setting(name, true) IS NOT NULL"  # PostgreSQL 11 has no tcp_user_timeout
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(statement, [text for setting in settings for text in setting])
+        cursor.close()
+        connection.commit()
 
 
 def _sqlite_engine(url: sa.URL, path: Path | None, create: bool) -> Engine:
