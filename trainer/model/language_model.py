@@ -40,7 +40,7 @@ def export_language_model(task: Task, model: nn.Module, format: str, path: Path,
             "torch."
         )
     tokens = torch.randint(described.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
+    with torch.no_grad(), _without_bars():
         expected = described.logits(tokens).float()
         difference, note = WRITERS[format](described, tokens, expected, path, about)
     size = sum(on_disk(path).values()) if path.is_dir() else path.stat().st_size
@@ -85,11 +85,10 @@ WRITERS: dict[str, Writer] = {"huggingface": _huggingface, "gguf": _gguf}
 
 
 def _compared(
-    described: LanguageModel, tokens: Tensor, expected: Tensor, format: str, directory: Path, **where: Any
+    described: LanguageModel, tokens: Tensor, expected: Tensor, format: str, directory: Path, **where: str
 ) -> float:
     """Returns the largest difference of the logits of the model that transformers opens."""
-    quiet_torchao()
-    with warnings.catch_warnings(), _without_bars():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         from transformers import AutoModelForCausalLM
@@ -103,7 +102,8 @@ def _compared(
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hides the bars that transformers shows while it loads a model."""
+    """Hides the bars that transformers shows while it writes or loads a model."""
+    quiet_torchao()
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpo.analysis.models import quantize as quantizing
 from hpo.analysis.models.checkpoints import model_of
@@ -19,7 +19,10 @@ from hpo.text import counted, megabytes
 from trainer.files.paths import expanded
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from trainer.model.exported import Exported
+    from trainer.task import Task
 
 
 _ENDINGS = {".safetensors": "safetensors", ".onnx": "onnx", ".pt2": "torch", ".gguf": "gguf"}
@@ -83,7 +86,7 @@ def export_trial(
             raise HomeError(f"{option('to', path)} cannot be written ({error.strerror}): name another file.") from error
 
 
-def _writer(format: str) -> Callable[[Any, Any, Path, dict[str, str]], Exported]:
+def _writer(format: str) -> Callable[[Task, nn.Module, Path, dict[str, str]], Exported]:
     """Returns a function of the task, its model, the path and what a file's header holds."""
     if format in LANGUAGE:
         from trainer.model.language_model import export_language_model

@@ -55,6 +55,7 @@ def test_a_merged_model_has_the_logits_of_its_adapters(study, format, tmp_path):
     assert done.difference < 1e-4 and done.note == ""
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")  # of peft
 @torch.no_grad()
 def test_an_adapter_of_a_tied_end_unties_it(tmp_path):
     """The base is a directory whose head is its embedding; its tokenizer's files come along."""
