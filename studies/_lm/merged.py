@@ -52,23 +52,27 @@ def merged(model: Any) -> Any:
 
     A tied head, or its embedding, that has an adapter of its own is no longer tied.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import AutoModelForCausalLM
 
     base, shape = model.get_base_model(), copy.deepcopy(model.get_base_model().config)
     ends = base.get_input_embeddings(), base.get_output_embeddings()
-    if any(isinstance(end, BaseTunerLayer) for end in ends):
+    if any(map(_is_adapted, ends)):
         shape.tie_word_embeddings = False
     plain = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     for name, tensor in plain.state_dict().items():
         path, _, kind = name.rpartition(".")
         layer: Any = base.get_submodule(path)
-        adapted = isinstance(layer, BaseTunerLayer)
-        weight = _decoded(getattr(layer.get_base_layer() if adapted else layer, kind))
-        if adapted and kind == "weight":
+        weight = _decoded(getattr(layer.get_base_layer() if _is_adapted(layer) else layer, kind))
+        if _is_adapted(layer) and kind == "weight":
             weight = weight + layer.get_delta_weight("default").float()
         tensor.copy_(weight)
     return plain.eval()
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return isinstance(module, BaseTunerLayer)
 
 
 def _decoded(weight: Any) -> Tensor:
