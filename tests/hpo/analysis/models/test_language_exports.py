@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import warnings
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from places import ROOT
 from typer.testing import CliRunner
 
 import hpo
@@ -19,7 +21,6 @@ from hpo.analysis.models.checkpoints import declared, trained
 from hpo.cli.main import app
 from hpo.ledger import Ledger
 from hpo.storage.home import Home
-from trainer.model.quantized import load_quantized
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("process")]
 
@@ -62,8 +63,10 @@ def test_a_trial_of_gpt_is_a_directory_that_transformers_opens(home, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
-def test_the_loss_of_quality_is_that_of_the_file(kind, home, tmp_path):
-    """The metrics before are those reported; those after are of a model that was read back by hand."""
+def test_the_loss_of_quality_is_that_of_the_file(kind, home, tmp_path, monkeypatch):
+    """The metrics before are those reported; those after are of a model that was read back as the guide has it."""
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guide/models.md").read_text(encoding="utf-8"), re.DOTALL)
     path = tmp_path / "small.safetensors"
     shown = invoked(home, "mlp", "--quantize", kind, "--to", str(path), "--json")
     assert shown.exit_code == 0, shown.output
@@ -74,10 +77,11 @@ def test_the_loss_of_quality_is_that_of_the_file(kind, home, tmp_path):
     task = kept.task(study)
     task.progress, model = 1.0, task.model()
     reported = hpo.open("mlp", home=home.root).trial(0)["curves"]
-    for weights, metrics in ((kept.weights(), done["before"]), (load_quantized(path), done["after"])):
-        model.load_state_dict(weights)
-        with torch.no_grad():
-            assert task.evaluate(model.eval()) == pytest.approx(metrics, rel=1e-6)
+    model.load_state_dict(kept.weights())
+    with torch.no_grad():
+        assert task.evaluate(model.eval()) == pytest.approx(done["before"], rel=1e-6)
+        exec(block, {"model": model})
+        assert task.evaluate(model.eval()) == pytest.approx(done["after"], rel=1e-6)
     assert done["before"]["val/loss"] == pytest.approx(reported["val/loss"][-1][2], rel=1e-6)
     assert done["after"]["val/loss"] != done["before"]["val/loss"]
     assert (beside["before"], beside["after"]) == (done["before"], done["after"])
