@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 NOTEBOOK = "notebook"  # stands for a file in the reference of a study that only this process knows
 _CALLS = ("run", "resume")  # commands that are functions of Python
-_SWITCHES = ("allow_drift",)
+_SWITCHES = ("allow_drift", "force")
 _QUOTES = "''"  # an empty value, as it is typed
 _TYPED = {"overrides": "-o", "trackers": "--tracker", "alerts": "--alert", "tags": "--tag"}
 _arguments: ContextVar[Collection[str]] = ContextVar("arguments", default=())  # of Python's functions; none: commands

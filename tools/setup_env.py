@@ -31,6 +31,7 @@ EXTRAS = (
     "llm",
     "fp8",
     "onnx",
+    "gguf",
     "ray",
     "s3",
     "lightning",

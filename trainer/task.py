@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,21 @@ class Loss:
         """Returns the loss with every number, and so every gradient, multiplied."""
         terms = {name: term * factor for name, term in self.terms.items()}
         return Loss(self.sum * factor, self.count * factor, terms, {k: part * factor for k, part in self.parts.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """A trained causal language model, for exports in the formats of language models.
+
+    `save` writes it into an empty directory as Hugging Face stores it: config.json, *.safetensors and the files of its
+    tokenizer, if it has some. `logits` computes [batch, length, vocab_size] of tokens [batch, length]. `tolerance` is
+    the share of the largest logit by which those of the saved model may differ.
+    """
+
+    save: Callable[[Path], None]
+    logits: Callable[[Tensor], Tensor]
+    vocab_size: int
+    tolerance: float = 1e-3
 
 
 def method(task: Any, name: str) -> str:
@@ -220,3 +235,10 @@ class Task:
         It is called after `evaluate`, in the same mode, on every rank alike.
         """
         return {}
+
+    def language_model(self, model: nn.Module) -> LanguageModel | None:
+        """Returns the trained model as Hugging Face stores it, for exports; None for a model of another kind.
+
+        Raises ConfigError if that format cannot hold it.
+        """
+        return None

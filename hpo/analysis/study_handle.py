@@ -9,6 +9,7 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from hpo.analysis.results import status as statuses
 from hpo.analysis.results.differences import differences, incomparable, settings
 from hpo.analysis.results.forecast import StudyForecast, required
 from hpo.analysis.results.trial import detail
+from hpo.door import of_python
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.names import machine_dependent
@@ -241,6 +243,27 @@ class StudyHandle:
             study, kept = model_of(connection, self._home, self.name, number)
         with kept.location.opened(kept.path, kept.sha256, weights_only=True) as directory:
             return study.load_model(directory, study.rebuild(kept.config, kept.config_hash))
+
+    def export_model(
+        self,
+        to: str | os.PathLike[str],
+        number: int | None = None,
+        *,
+        format: str | None = None,
+        quantize: str | None = None,
+        force: bool = False,
+    ) -> dict[str, Any]:
+        """Writes a trial's model, by default the best's, and returns what `hpo export --json` prints.
+
+        Raises UserError if none of its checkpoints is kept, or for a format that cannot hold the model.
+        """
+        from hpo.analysis.models.export import check, export_trial
+
+        with of_python(("to", "format", "quantize", "force")):
+            number = int(self.best["number"]) if number is None else number
+            wanted = check(os.fspath(to), format, quantize, force=force)
+            done = export_trial(self._ledger, self._home, self.name, number, wanted, os.fspath(to), quantize)
+        return {name: os.fspath(fact) if isinstance(fact, Path) else fact for name, fact in asdict(done).items()}
 
     # --- Shown
 

@@ -27,7 +27,8 @@ Offers = Iterable[str | tuple[str, str]]
 # Copies from modules that take too long to import; a test keeps them equal.
 KINDS = ("history", "curves", "importances", "slice", "contour", "rank", "parallel", "edf", "timeline", "pareto")
 EVALUATORS = ("ped-anova", "fanova", "mdi")
-FORMATS = ("safetensors", "onnx", "torch", "csv", "parquet", "json", "optuna")
+QUANTIZED = ("int8", "nf4")
+FORMATS = ("safetensors", "onnx", "torch", "gguf", "huggingface", "csv", "parquet", "json", "optuna")
 EXECUTORS = ("inline", "local", "ray", "ray-tune")
 SCHEDULERS = ("asha", "bohb", "fifo", "hyperband", "median", "pb2", "pbt")
 ORDERS = ("ordered", "async")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +10,9 @@ import typer
 from hpo.cli import completion
 from hpo.cli.json_output import notes, print_json
 from hpo.cli.options import MOST, HomeOption, JsonOption, OwnerOption, StorageOption, StudyOption, TrackingOption
-from hpo.cli.targets import ForceOption, SaveOption, check_free, target, to_option
+from hpo.cli.targets import ForceOption, SaveOption, target, to_option
 from hpo.errors import UserError
+from hpo.storage.target import check_free
 from hpo.terminal import print
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ def promote(
 
 @app.command()
 def export(
-    to: Annotated[str, to_option("FILE|URL", "The file to write, or the URL of an Optuna storage.")],
+    to: Annotated[
+        str, to_option("FILE|URL", "The file or, of huggingface, the directory to write, or an Optuna storage's URL.")
+    ],
     number: Annotated[
         int | None,
         typer.Argument(
@@ -180,9 +182,18 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help="Of a model: safetensors, onnx or torch (torch.export, .pt2). Of a study: csv, parquet, json or "
-            "optuna.  [default: by the file's ending]",
+            help="Of a model: safetensors, onnx, torch (torch.export, .pt2) or, of a language model, gguf or "
+            "huggingface (a directory). Of a study: csv, parquet, json or optuna.  [default: by the file's ending]",
             autocompletion=completion.among(completion.FORMATS),
+        ),
+    ] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            "--quantize",
+            metavar="int8|nf4",
+            help="Write a model's linear layers in 8 or 4 bits, as safetensors, and its metrics before and after.",
+            autocompletion=completion.among(completion.QUANTIZED),
         ),
     ] = None,
     force: ForceOption = False,
@@ -200,6 +211,8 @@ def export(
     if number is None:
         from hpo.interchange import export as exports
 
+        if quantize is not None:
+            raise UserError(f"--quantize {quantize}: only a trial's model has weights: give the trial's number too.")
         wanted = exports.format_of(to, format)
         exports.check(to, wanted, name, force=force)
         if "://" not in to:
@@ -208,12 +221,11 @@ def export(
         summary = exports.export_study(ledger, study_home, study_name, to, wanted, name)
         print_json({"study": study_name, "to": to, "format": wanted}) if as_json else print(summary)
         return
-    from hpo.analysis.models.export import describe, export_trial, format_of
+    from hpo.analysis.models.export import check, describe, export_trial
 
     if name is not None:
         raise UserError(f"--name {name}: a model has no name of its study: leave it out, or the trial's number.")
-    wanted = format_of(Path(to), format)
-    check_free(to, force=force)
+    wanted = check(to, format, quantize, force=force)
     ledger, study_name, study_home = open_study(home, storage, study)
-    done = export_trial(ledger, study_home, study_name, number, wanted, Path(to))
+    done = export_trial(ledger, study_home, study_name, number, wanted, to, quantize)
     print_json(done) if as_json else print(describe(done))

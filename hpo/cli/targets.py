@@ -6,16 +6,15 @@ before, whatever the file's ending, and overwrite existing files.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Collection
-from errno import EACCES
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hpo.errors import UserError
+from hpo.storage.target import check_free
 from hpo.terminal import print
 from trainer.files.paths import expanded
 
@@ -72,30 +71,6 @@ def target(
         raise UserError(f"--to {to}: {why}give {_known(endings, directory)}.")
     check_free(to, directory=as_directory, force=force)
     return path
-
-
-def check_free(to: str, *, directory: bool = False, force: bool) -> None:
-    """Raises UserError if `to` cannot be written.
-
-    That is the case if it exists and `force` is not set, if it is a file instead of a directory or the reverse, if its
-    parent directory is missing or not writable, or if it is a URL.
-    """
-    path, kind = expanded(to), "directory" if directory else "file"
-    if "://" in to:
-        raise UserError(f"--to {to}: this command writes to no URL; name a {kind}.")
-    try:
-        exists, parent = path.exists(), path.absolute().parent
-        if exists and path.is_dir() != directory:
-            raise UserError(f"--to {to} is a {'file: name a directory' if directory else 'directory: name a file'}.")
-        if exists and not force and (any(path.iterdir()) if directory else path.is_file()):
-            replace = "write over it" if directory else "replace it"
-            raise UserError(f"--to {to} exists already: name another {kind}, or give --force to {replace}.")
-        if not parent.is_dir():
-            raise UserError(f"--to {to}: directory {path.parent} does not exist; make it, or name another {kind}.")
-        if not os.access(path if exists else parent, os.W_OK):
-            raise PermissionError(EACCES, os.strerror(EACCES))
-    except OSError as error:
-        raise UserError(f"--to {to} cannot be written ({error.strerror}): name another {kind}.") from error
 
 
 def _is_directory(path: Path) -> bool:

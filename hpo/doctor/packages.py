@@ -36,6 +36,7 @@ PURPOSES = {
     "llm": "language models (lora, dpo, Hugging Face)",
     "fp8": "train.precision=fp8",
     "onnx": "models as ONNX (hpo export)",
+    "gguf": "language models as GGUF (hpo export)",
     "lightning": "hpo.integrations.lightning",
     "keras": "hpo.integrations.keras",
     "xgboost": "hpo.integrations.xgboost",

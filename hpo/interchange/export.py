@@ -32,7 +32,8 @@ def format_of(to: str, given: str | None) -> str:
         flag = option("format", given) if given else option("to", to)
         raise UserError(
             f"{flag}: a study is exported as {', '.join(FORMATS)}, and a trial's model, by its number, as safetensors, "
-            f"onnx or torch: give {option('format')}, or a file that ends in .csv, .parquet, .json or .db."
+            f"onnx, torch, gguf or huggingface: give {option('format')}, or a file that ends in .csv, .parquet, .json "
+            "or .db."
         )
     return format
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from studies._lm.config import depth_of, rows_at_once
+from studies._lm.merged import language_model
 from studies._lm.records import Record, split
 from studies._lm.text import IGNORED, batches, padded, prompt_of, tokenizer, tokens_of
 from studies.dpo import best_of
@@ -29,9 +30,10 @@ from studies.dpo.model import (
 from studies.dpo.pairs import true_reward
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
+from trainer.errors import ConfigError
 from trainer.losses import LOSSES
 from trainer.model.eval_mode import as_evaluated
-from trainer.task import Loss, Task
+from trainer.task import LanguageModel, Loss, Task
 
 Batch = dict[str, Tensor]
 
@@ -184,6 +186,15 @@ class DpoTask(Task):
         epoch = round(self.progress * self.config.train.num_epochs)
         lines = "".join(json.dumps(pick, ensure_ascii=False) + "\n" for pick in self.picked)
         return {f"picked/epoch-{epoch:04d}.jsonl": lines}
+
+    def language_model(self, model: nn.Module) -> LanguageModel:
+        """Returns the merged policy. Raises ConfigError for a reward model."""
+        if self.scores:
+            raise ConfigError(
+                "loss.name=reward trains a model of rewards, whose head a causal language model does not have: open "
+                "the trial by hpo.load(...).load_model."
+            )
+        return language_model(model, self.config.model)
 
     # --- Data
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from studies._lm.exported import exported, vacant
 from studies.gpt.config import Config, ModelConfig
 from trainer.errors import ConfigError, DataError
+from trainer.model.plain_llama import PLAIN, not_plain, rope_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,7 +45,6 @@ SIZES = {  # a field of ModelConfig -> its name there
     "norm_eps": "rms_norm_eps",
     "tie": "tie_word_embeddings",
 }
-PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}  # settings that `Llama` does not vary
 
 
 def their_name(name: str) -> str:
@@ -61,21 +61,15 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     file = Path(directory) / "config.json"
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-        rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
-        sizes["rope_theta"] = rope.get("rope_theta", fields.get("rope_theta", 10_000.0))
-        vocab_size, kind = fields["vocab_size"], rope.get("rope_type", rope.get("type", "default"))
-        width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+        sizes["rope_theta"] = rope_of(fields)["rope_theta"]
+        vocab_size, wrong = fields["vocab_size"], not_plain(fields)
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
     except (ValueError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is not the configuration of a Llama ({error!r}).") from error
-    wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
-    wrong += [f"rope_type={kind!r}"] if kind != "default" else []
-    wrong += [f"head_dim={width}"] if width * fields["num_attention_heads"] != fields["hidden_size"] else []
-    if wrong or fields.get("model_type") != "llama":
-        problem = wrong[0] if wrong else f"model_type={fields.get('model_type')!r}"
-        raise DataError(f"{file} has {problem}, which studies/gpt/model.py does not compute: give a plain Llama.")
+    if wrong:
+        raise DataError(f"{file} has {wrong}, which studies/gpt/model.py does not compute: give a plain Llama.")
     sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
     sizes.setdefault("tie", False)
     return ModelConfig.model_validate(sizes), vocab_size
@@ -133,19 +127,24 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
         raise DataError(f"{directory}: its safetensors cannot be read ({error}).") from error
 
 
+def check_savable(config: Config) -> None:
+    """Raises ConfigError for a mixture of experts, which Hugging Face's Llama does not have."""
+    if config.model.mixed:
+        raise ConfigError(
+            f"model.moe.experts is {config.model.moe.experts}, and Hugging Face's Llama has no experts: open the trial "
+            "by hpo.load(...).load_model, or train with model.moe.experts=1."
+        )
+
+
 def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, end: int | None = None) -> None:
     """Writes the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it.
 
-    Raises ConfigError for a mixture of experts, before anything is written.
+    Raises ConfigError as `check_savable` does, before anything is written.
     """
     from safetensors.torch import save_file
 
     path, model = Path(directory), config.model
-    if model.mixed:
-        raise ConfigError(
-            f"model.moe.experts is {model.moe.experts}, and Hugging Face's Llama has no experts: open the trial by "
-            "hpo.load(...).load_model, or train with model.moe.experts=1."
-        )
+    check_savable(config)
     path.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
@@ -153,7 +152,7 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
     fields |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
     fields |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
     fields |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
-    tensors = {their_name(name): tensor.contiguous() for name, tensor in weights.items()}
+    tensors = {their_name(name): tensor.float().contiguous() for name, tensor in weights.items()}
     if model.tie:
         tensors.pop("lm_head.weight", None)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
@@ -168,23 +167,24 @@ def flags(directory: str | Path) -> list[str]:
     return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
 
 
-def _save_exported(file: str, directory: str) -> None:
-    """Converts a file of `hpo export`, with the trial's configuration in its header.
+def save_with_tokenizer(weights: Mapping[str, Tensor], config: Config, directory: Path) -> None:
+    """Writes what `save` does, and the tokenizer as transformers' AutoTokenizer opens it.
 
-    The tokenizer, if there is one, is saved as transformers' AutoTokenizer opens it.
+    The texts are read only if the tokenizer was learnt from them.
     """
     from studies.gpt.data import tokenizer_of
-    from trainer.data.text import BPE
+    from trainer.data.tokenizer_files import save_tokenizer
 
-    settings, weights = exported(file)
-    config = Config.model_validate(settings)
+    check_savable(config)
     tokenizer = tokenizer_of(config.data)
-    path = vacant(directory)
-    save(weights, config, path, tokenizer.end)
-    if isinstance(tokenizer, BPE):
-        tokenizer.save(path / "tokenizer.json")
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.end_token}
-        (path / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    save(weights, config, directory, tokenizer.end)
+    save_tokenizer(tokenizer, directory)
+
+
+def _save_exported(file: str, directory: str) -> None:
+    """Converts a file of `hpo export`, with the trial's configuration in its header."""
+    settings, weights = exported(file)
+    save_with_tokenizer(weights, Config.model_validate(settings), vacant(directory))
     print(f"wrote {directory}")
 
 

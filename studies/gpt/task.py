@@ -25,7 +25,7 @@ from trainer.losses import cross_entropy
 from trainer.losses.vocabulary import in_blocks, linear_cross_entropy
 from trainer.model.attention import attention, within
 from trainer.runtime.device import pick_device
-from trainer.task import Loss, Task
+from trainer.task import LanguageModel, Loss, Task
 
 EXPERTS = "dead experts"  # the check of `GptTask.findings`
 
@@ -137,6 +137,12 @@ class GptTask(Task):
         seen = self.progress * len(self.rows) * self.config.train.num_epochs * self.data.block_size
         size = active_parameters(self.config.model, self.data.vocab_size)
         return metrics | {"budget/tokens": seen, "budget/flops": flops(size, seen)}
+
+    def language_model(self, model: nn.Module) -> LanguageModel:
+        """Returns the model as Hugging Face's Llama. Raises ConfigError for a mixture of experts."""
+        llama.check_savable(self.config)
+        save = partial(llama.save_with_tokenizer, model.state_dict(), self.config)
+        return LanguageModel(save, model, self.data.vocab_size)
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
         """Returns texts of the current model, as `samples/epoch-N.txt`."""

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from studies._lm.adapter import adapted
 from studies._lm.base import shapes_only
 from studies._lm.config import depth_of, rows_at_once
+from studies._lm.merged import language_model
 from studies._lm.records import split
 from studies._lm.text import IGNORED, Samples, batches, padded, tokenizer, tokens_of
 from studies.lora.config import Config, records
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.losses import causal_contrastive, cross_entropy, weighted_sum
-from trainer.task import Loss, Task
+from trainer.task import LanguageModel, Loss, Task
 
 Batch = dict[str, Tensor]
 
@@ -79,6 +80,9 @@ class LoraTask(Task):
             loss, tokens = loss + float(batch_loss.sum), tokens + int(answered.sum())
             right, exact = right + int((hit & answered).sum()), exact + int((hit | ~answered).all(dim=1).sum())
         return {"val/loss": loss / tokens, "val/token_accuracy": right / tokens, "val/accuracy": exact / len(data)}
+
+    def language_model(self, model: nn.Module) -> LanguageModel:
+        return language_model(model, self.config.model)
 
     @cached_property
     def _samples(self) -> tuple[Samples, Samples]:

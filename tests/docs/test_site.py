@@ -50,6 +50,7 @@ RUN_BY = {  # or begin with `...`, and so are fragments
     "import-export.md": "tests/docs/test_doors.py",
     "integrations.md": "tests/docs/test_integrations.py",
     "mlflow.md": "tests/hpo/analysis/models/test_promote.py",
+    "models.md": "tests/hpo/analysis/models/test_language_exports.py",
     "objectives.md": "",
     "own-loop.md": "tests/docs/test_own_loop.py",
     "python.md": "tests/docs/test_doors.py",

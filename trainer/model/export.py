@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from trainer.data.loader import Fetch
 from trainer.data.view import order
 from trainer.errors import ConfigError, TrainerError
 from trainer.files.durable import replacing, sync
+from trainer.model.exported import Exported, compared
 from trainer.runtime.seeding import derive, seed_all
 from trainer.task import Task, built
 
 SAMPLES = 8
-TOLERANCE = 1e-3  # of the largest output: an export that differs more is refused
+LARGEST = 64  # samples of a batch for which TensorRT's engine is made, if any batch size will do
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,6 @@ class Inputs:
         """Returns torch.export's dynamic shapes: each tensor's first dimension is free unless the model fixes it."""
         free = torch.export.Dim.AUTO
         return tree_map(lambda x: {0: free} if isinstance(x, Tensor) and x.ndim else None, self.named(model))
-
-
-@dataclass(frozen=True)
-class Exported:
-    """An exported file.
-
-    `difference` is the largest difference between the model's outputs and the file's. `free` is True if the batch size
-    is free; None if the file holds only weights.
-    """
-
-    path: Path
-    format: str
-    size: int
-    samples: int
-    difference: float
-    free: bool | None
 
 
 class _Called(Exception):
@@ -111,20 +97,41 @@ def export(
     example = inputs(task, config, model)
     with torch.no_grad(), replacing(path) as temporary:
         expected = _outputs(model(*example.args, **example.kwargs))
-        got, free = FORMATS[format](task, model, example, temporary, about)
-        difference = max((_difference(a, b) for a, b in zip(expected, got, strict=True)), default=0.0)
-        largest = max((float(x.abs().max()) for x in expected if x.numel()), default=0.0)
-        if not difference <= TOLERANCE * max(largest, 1e-6):
-            raise TrainerError(
-                f"the {format} file's outputs differ from the model's by {difference:.3g}, and the largest is "
-                f"{largest:.3g}: it is not written."
-            )
+        written = FORMATS[format](task, model, example, temporary, about)
+        difference = compared(expected, written.outputs, format)
         sync(temporary)
         size = temporary.stat().st_size
-    return Exported(path, format, size, example.samples, difference, free)
+    note = _for_tensorrt(path, written.shapes, example.samples) if written.shapes else ""
+    return Exported(path, format, size, example.samples, difference, written.free, note)
 
 
-Written = tuple[list[Tensor], bool | None]  # the file's outputs, and True if any batch size will do
+Shape = Sequence[int | str]  # a text is the name of a free dimension
+
+
+@dataclass(frozen=True)
+class Written:
+    """The outputs of a file that was loaded again.
+
+    `free` is True if any batch size will do. `shapes` are those of an ONNX file's inputs, by their names.
+    """
+
+    outputs: list[Tensor]
+    free: bool | None
+    shapes: Mapping[str, Shape] = field(default_factory=dict)
+
+
+def _for_tensorrt(path: Path, shapes: Mapping[str, Shape], samples: int) -> str:
+    """Returns a sentence with the command by which TensorRT makes an engine of an ONNX file."""
+
+    def sizes(batch: int) -> str:
+        filled = {name: [size if isinstance(size, int) else batch for size in shape] for name, shape in free.items()}
+        return ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in filled.items())
+
+    free = {name: shape for name, shape in shapes.items() if any(isinstance(size, str) for size in shape)}
+    kinds = {"min": 1, "opt": samples, "max": LARGEST} if free else {}
+    words = [f"--onnx={path}", f"--saveEngine={path.with_suffix('.engine')}"]
+    words += [f"--{kind}Shapes={sizes(batch)}" for kind, batch in kinds.items()]
+    return f"TensorRT, which was not tried here, makes an engine of it by `{shlex.join(['trtexec', *words])}`."
 
 
 def _safetensors(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[str, str]) -> Written:
@@ -139,7 +146,7 @@ def _safetensors(task: Task, model: nn.Module, given: Inputs, path: Path, about:
     rebuilt = built(task).eval()
     rebuilt(*given.args, **given.kwargs)  # gives lazy layers their sizes
     load_model(rebuilt, path)
-    return _outputs(rebuilt(*given.args, **given.kwargs)), None
+    return Written(_outputs(rebuilt(*given.args, **given.kwargs)), None)
 
 
 def _traced(model: nn.Module, given: Inputs) -> tuple[torch.export.ExportedProgram, bool]:
@@ -154,7 +161,7 @@ def _torch(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[
         torch.export.save(program, file)
     with open(path, "rb") as file:
         reloaded = torch.export.load(file).module()
-    return _outputs(reloaded(*given.args, **given.kwargs)), free
+    return Written(_outputs(reloaded(*given.args, **given.kwargs)), free)
 
 
 def _onnx(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[str, str]) -> Written:
@@ -171,7 +178,8 @@ def _onnx(task: Task, model: nn.Module, given: Inputs, path: Path, about: dict[s
         converted.save(path, external_data=False)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     feeds = {node.name: x.numpy() for node, x in zip(session.get_inputs(), given.tensors, strict=True)}
-    return [torch.from_numpy(x) for x in session.run(None, feeds)], free
+    shapes = {node.name: node.shape for node in session.get_inputs()}
+    return Written([torch.from_numpy(x) for x in session.run(None, feeds)], free, shapes)
 
 
 @contextmanager
@@ -197,7 +205,3 @@ FORMATS: dict[str, Callable[[Task, nn.Module, Inputs, Path, dict[str, str]], Wri
 
 def _outputs(outputs: Any) -> list[Tensor]:
     return [x.float() for x in tree_leaves(outputs) if isinstance(x, Tensor)]
-
-
-def _difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max()) if a.numel() else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,21 @@ def evaluating(config: Any, step: int) -> Iterator[torch.device]:
         seed_all(derive(config.train.seed, "evaluate", step))
         with torch.no_grad(), autocast(config.train.precision, device):
             yield device
+
+
+def evaluator(study: Study, kept: KeptCheckpoint) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
+    """Returns a function that evaluates weights as the run of the checkpoint's trial did."""
+    from trainer.task import built
+
+    task = kept.task(study)
+    task.progress, model, config = 1.0, built(task), task.config
+
+    def evaluate(weights: Mapping[str, Tensor]) -> dict[str, float]:
+        with evaluating(config, kept.step) as device:
+            model.load_state_dict(weights)
+            return {key: float(value) for key, value in task.evaluate(model.to(device).eval()).items()}
+
+    return evaluate
 
 
 def model_of(connection: Connection, home: Home, name: str, number: int) -> tuple[Study, KeptCheckpoint]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluating, model_of, trained
+from hpo.analysis.models.checkpoints import KeptCheckpoint, all_trained, declared, evaluator, model_of, trained
 from hpo.analysis.results.compare import headline
 from hpo.declaration.study import Study
 from hpo.door import option
@@ -151,28 +151,13 @@ def _mixed(
     from trainer.model import soup as mixing
 
     objectives = study.objectives
-    evaluate = _evaluator(study, members[0])
+    evaluate = evaluator(study, members[0])
     chosen = mixing.greedy(weights, lambda mean: _scores(objectives, evaluate(mean)))
     mixtures = []
     for name, of in ((first_name, [0]), ("greedy soup", chosen), ("uniform soup", range(len(members)))):
         mean = mixing.mean([weights[i] for i in of])
         mixtures.append(Mixture(name, [members[i] for i in of], evaluate(mean), mean))
     return Soup(members[0].study, objectives, mixtures, left_out)
-
-
-def _evaluator(study: Study, best: KeptCheckpoint) -> Callable[[Mapping[str, Tensor]], dict[str, float]]:
-    """Returns a function that evaluates weights as the best trial's own run did."""
-    from trainer.task import built
-
-    task = best.task(study)
-    task.progress, model, config = 1.0, built(task), task.config
-
-    def evaluate(weights: Mapping[str, Tensor]) -> dict[str, float]:
-        with evaluating(config, best.step) as device:
-            model.load_state_dict(weights)
-            return {key: float(value) for key, value in task.evaluate(model.to(device).eval()).items()}
-
-    return evaluate
 
 
 def _scores(objectives: Sequence[Objective], metrics: Mapping[str, float]) -> tuple[float, ...]:

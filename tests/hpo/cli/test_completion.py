@@ -17,13 +17,15 @@ from crafted import open_crafted, put_trial
 from places import ROOT
 from typer.testing import CliRunner
 
+from hpo.analysis.models import export as models
+from hpo.analysis.models import quantize
 from hpo.analysis.plots import figures, importance
 from hpo.cli import completion
 from hpo.cli.main import app
 from hpo.interchange import export as exports
 from hpo.storage.home import Home
 from hpo.workers.executors import placement
-from trainer.model import export
+from trainer.model import export, language_model, quantized
 
 
 @pytest.fixture
@@ -94,7 +96,10 @@ def test_paths_of_overrides(studied):
 
 def test_names_are_those_of_the_tables():
     assert (*figures.KINDS,) == completion.KINDS and (*importance.EVALUATORS,) == completion.EVALUATORS
-    assert (*export.FORMATS, *exports.FORMATS) == completion.FORMATS and (*placement.EXECUTORS,) == completion.EXECUTORS
+    of_models = {*export.FORMATS, *language_model.WRITERS}
+    assert {*of_models, *exports.FORMATS} == {*completion.FORMATS} and {*models.FORMATS} == of_models
+    assert (*quantized.KINDS,) == completion.QUANTIZED == quantize.KINDS
+    assert (*placement.EXECUTORS,) == completion.EXECUTORS
     assert placement.SCHEDULERS == completion.SCHEDULERS
     assert offered("plot", "h") == ["history"] and offered("run", "--strategy", "asha") == ["asha", "asha-promote"]
     assert offered("run", "--sampler", "nsga") == ["nsga2", "nsga3"]

@@ -10,10 +10,11 @@ from crafted import open_crafted, put_trial
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
-from hpo.cli.targets import PICTURES, check_free, target
+from hpo.cli.targets import PICTURES, target
 from hpo.errors import UserError
 from hpo.space.config import load_yaml
 from hpo.storage.home import Home
+from hpo.storage.target import check_free
 
 # command -> a name that `--to` takes, and the old flag
 WRITING = {

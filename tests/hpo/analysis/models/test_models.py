@@ -340,10 +340,10 @@ def outputs(path: Path, format: str, x: torch.Tensor, expected: torch.Tensor) ->
     ("arguments", "code", "sentence"),
     [
         (["export", "9", "--to", "x.onnx"], 2, "has no trial 9: it has trials 0 to 4"),
-        (["export", "1", "--format", "gguf", "--to", "x"], 2, "choose one of safetensors, onnx, torch"),
+        (["export", "1", "--format", "ggml", "--to", "x"], 2, "is not known: choose one of safetensors, onnx, torch,"),
         (["export", "1", "--to", "/proc/none/x.pt2"], 2, "directory /proc/none does not exist"),
-        (["export", "1", "--to", "x"], 2, "give --format, or a file that ends in .safetensors, .onnx, .pt2."),
-        (["export", "1", "--to", "x.csv"], 2, "--to x.csv: a trial's model is exported as safetensors, onnx, torch: "),
+        (["export", "1", "--to", "x"], 2, "give --format, or a file that ends in .safetensors, .onnx, .pt2, .gguf."),
+        (["export", "1", "--to", "x.csv"], 2, "--to x.csv: a trial's model is exported as safetensors, onnx, "),
     ],
 )
 def test_what_cannot_be_exported_is_refused_in_a_sentence(home, arguments, code, sentence):
