@@ -143,8 +143,8 @@ def grpo(
 def preferred(rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the places of (chosen, rejected) answers, [pairs] each, of which two successive ones answer a prompt.
 
-    Guo et al. 2024, arXiv 2402.04792, algorithm 1, with learnt `rewards` [2 pairs] in place of an annotator. The loss is
-    DPO's of these answers (`trainer.losses.dpo`).
+    Guo et al. 2024, arXiv 2402.04792, algorithm 1, with learnt `rewards` [2 pairs] in place of an annotator. The loss
+    is DPO's of these answers (`trainer.losses.dpo`).
     """
     first = torch.arange(0, len(rewards), 2, device=rewards.device)
     second_wins = (rewards[1::2] > rewards[::2]).long()

@@ -108,7 +108,8 @@ class OnlineTask(Task):
         """Returns the answers to train on at this step: the kept ones, or else new ones, which are kept."""
         config, number = self.config, self.step // self.config.rollout.steps
         if shapes_only():
-            return Rollout.empty(len(prompts), PROMPT, config.rollout.max_new_tokens)
+            empty = Rollout.empty(len(prompts), PROMPT, config.rollout.max_new_tokens)
+            return Rollout(*(tensor.to(prompts.device) for tensor in empty))
         if len(prompts) != config.train.batch_size:
             raise ConfigError(
                 f"a step got {len(prompts)} of its {config.train.batch_size} answers, which are drawn and judged at "

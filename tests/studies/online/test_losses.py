@@ -1,4 +1,4 @@
-"""The losses of the online study, against loops over their formulas in float64, an episode by hand, and TRL's trainers."""
+"""The losses of the online study, against loops over their formulas, an episode by hand, and TRL's trainers."""
 
 from __future__ import annotations
 
@@ -210,9 +210,16 @@ def test_grpos_loss_is_trls(trl, seed):
         args=SimpleNamespace(delta=None, use_bias_correction_kl=False),
         _metrics=defaultdict(lambda: defaultdict(list)),
         _get_per_token_logps_and_entropies=lambda *_, **__: (policy, torch.zeros_like(policy), None),
-        **{"beta": 0.1, "epsilon_low": 0.2, "epsilon_high": 0.2, "loss_type": "grpo"},
-        **{"importance_sampling_level": "token", "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None},
-        **{"aux_loss_enabled": False, "use_vllm": False, "_entropy_bonus_enabled": False},
+        beta=0.1,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        loss_type="grpo",
+        importance_sampling_level="token",
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        aux_loss_enabled=False,
+        use_vllm=False,
+        _entropy_bonus_enabled=False,
     )
     prompt, answers = torch.zeros(BATCH, 2, dtype=torch.long), torch.zeros(BATCH, TIME, dtype=torch.long)
     inputs = {
@@ -248,7 +255,7 @@ def test_online_dpos_loss_is_trls(trl, seed):
         _generate=lambda *_: (None, None, answers, mask[apart].long(), None),
         _forward=lambda model, *_: policy[apart] if model is read else reference[apart],
         _calculate_rewards_from_functions=lambda **_: rewards[apart, 0],
-        **{"beta": 0.1, "eos_token_ids": [1], "ref_model": object(), "reward_funcs": [len]},
+        beta=0.1, eos_token_ids=[1], ref_model=object(), reward_funcs=[len],
     )  # fmt: skip
     expected = trl.online_dpo.training_step(trainer, read, {"prompt": ["a"] * (BATCH // 2)})
     log_probs.requires_grad_()

@@ -1,9 +1,8 @@
-"""The online study: which answers it draws, what it learns from them, and that a cut trial goes on with the same ones."""
+"""The online study: which answers it draws, what it learns of them, and that a cut trial goes on with the same."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,7 +106,7 @@ def test_what_is_kept_is_that_of_whole_rows(temperature):
     rollout = model.kept.rollout()
     for i, row in enumerate(rollout.tokens):
         count = int(rollout.mask[i].sum())
-        assert rollout.mask[i, :count].all() and count == 8 or row[PROMPT + count - 1] == Bytes.end
+        assert (rollout.mask[i, :count].all() and count == 8) or row[PROMPT + count - 1] == Bytes.end
         with torch.no_grad():
             for net, kept in ((model.policy, rollout.old), (base, rollout.reference)):
                 logits = net(input_ids=row[None, : PROMPT + count]).logits[0, PROMPT - 1 : -1]
