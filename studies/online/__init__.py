@@ -23,7 +23,6 @@ STUDY = Study(
         "model.rank": Int(4, 32, powers_of_two=True, tier=3),
     },
     objectives=[Objective("val/true_reward", "maximize")],
-    metrics=("train/loss", "val/*"),
     plan={"model.rank": [32, 8], "train.batch_size": [64, 32, 16]},
     read_when={
         "rollout.group_size": "method == 'grpo'",

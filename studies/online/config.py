@@ -72,7 +72,7 @@ class LossConfig(Frozen):
     """The loss. All three methods maximise E[r] - beta KL(policy, reference), each in its way.
 
     `beta` is the price of a nat: within the rewards (ppo), as a penalty on each token (grpo), or DPO's beta. With a
-    `target_kl` PPO adapts it from there so that the divergence comes to that many nats.
+    `target_kl` PPO begins with `beta` and adapts it, so that the divergence stays near that many nats.
     """
 
     beta: Positive = 0.1
