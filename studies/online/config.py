@@ -158,6 +158,7 @@ class Config(Frozen):
         refused = {
             f"train.parallel: {train.parallel.ranks} ranks": train.parallel.ranks > 1,
             f"train.micro_batch_size={train.micro_batch_size}": train.micro_batch_size not in (None, train.batch_size),
+            f"train.batch_growth={list(train.batch_growth.epochs)}": bool(train.batch_growth.epochs),
             f"train.lanes={train.lanes}": train.lanes != 1,
             f"train.compile={'graphs' if train.compile == 'graphs' else 'true'}": bool(train.compile),
         }

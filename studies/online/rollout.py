@@ -76,7 +76,6 @@ class Prompts:
 
     draws = False
     by_batch_size = True
-    one_batch_size = True
 
     def __init__(self, tokens: Tensor, answers: int, group: int, steps: int) -> None:
         self.tokens, self.answers, self.group, self.steps = tokens, answers, group, steps

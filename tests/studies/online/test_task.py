@@ -298,6 +298,7 @@ def test_a_search_from_the_command_line(home):
         (["train.parallel.data=2"], ["train.parallel: 2 ranks", "leave train.parallel out"]),
         (["train.micro_batch_size=16"], ["train.micro_batch_size=16", "leave train.micro_batch_size out"]),
         (["train.lanes=2"], ["train.lanes=2"]),
+        (["train.batch_growth.epochs=[1]"], ["train.batch_growth=[1]", "leave train.batch_growth out"]),
         (["train.compile=true"], ["train.compile=true", "leave train.compile out"]),
         (["data.prompts=9000"], ["9512 different prompts", "at most 5000"]),
         (["method=grpo", "loss.target_kl=2"], ["loss.target_kl", "is read only with method == 'ppo'"]),
