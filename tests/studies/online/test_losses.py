@@ -73,8 +73,8 @@ def test_an_answers_score_is_paid_at_its_end_and_divergence_at_each_token(seed):
 @pytest.mark.parametrize("clip", [0.1, 0.4])
 def test_ppos_loss_is_the_smaller_of_both_gains(clip, seed):
     log_probs, old, advantages, mask = drawn(seed, 3)
-    log_probs.requires_grad_()
-    computed = losses.ppo(*spoilt(mask, log_probs, old, advantages), mask, clip=clip)
+    policy = log_probs.clone().requires_grad_()
+    computed = losses.ppo(*spoilt(mask, policy, old, advantages), mask, clip=clip)
     total, outside, gradient = 0.0, 0, torch.zeros_like(old)
     for i, t in tokens(mask):
         ratio, gain = math.exp(float(log_probs[i, t] - old[i, t])), float(advantages[i, t])
@@ -82,9 +82,9 @@ def test_ppos_loss_is_the_smaller_of_both_gains(clip, seed):
         total -= min(ratio * gain, bounded * gain)
         outside += ratio != bounded
         gradient[i, t] = -ratio * gain if ratio * gain <= bounded * gain else 0.0
-    assert float(computed.sum) == pytest.approx(total, rel=1e-10)
+    assert computed.sum.item() == pytest.approx(total, rel=1e-10)
     assert (int(computed.count), int(computed.terms["clipped"])) == (len(tokens(mask)), outside)
-    torch.testing.assert_close(torch.autograd.grad(computed.sum, log_probs)[0], gradient)
+    torch.testing.assert_close(torch.autograd.grad(computed.sum, policy)[0], gradient)
 
 
 @SEEDS

@@ -251,8 +251,8 @@ def cut_task(**overrides: Any) -> type[OnlineTask]:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("read", [2, 6])
-def test_a_trial_cut_between_two_steps_on_the_same_answers_goes_on_to_the_bit(method, read, tmp_path):
-    """Killed before a second step on answers: they are read from the checkpoint, since the policy has changed since."""
+def test_a_trial_cut_between_two_steps_on_its_answers_goes_on(method, read, tmp_path):
+    """To the bit. Killed before a second step on answers: they are read from the checkpoint, since the policy has changed since."""
     kind = cut_task(method=method, **{"loss.target_kl": 0.5} if method == "ppo" else {})
     whole = uninterrupted(tmp_path / "whole", task=kind, **GIVEN)
     cut = Trial(tmp_path / "cut", kind, **GIVEN)
@@ -261,7 +261,7 @@ def test_a_trial_cut_between_two_steps_on_the_same_answers_goes_on_to_the_bit(me
     assert cut.digest() == whole.digest()
 
 
-def test_a_checkpoint_holds_what_is_trained_the_reward_models_and_the_answers():
+def test_a_checkpoint_holds_all_that_a_resumed_trial_needs():
     model: Any = task().model()
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     kept = {name for name in model.state_dict() if name.partition(".")[0] in ("reward", "kept")}
