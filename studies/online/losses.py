@@ -59,11 +59,11 @@ def ppo(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, *, cli
     """Returns the loss -min(ratio A, clip(ratio, 1 - clip, 1 + clip) A) of each token, ratio = pi(y_t) / old(y_t).
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7. log_probs, old (of the policy that has drawn the answers),
-    advantages, mask: [batch, time]. The count is that of tokens; the term `clipped` has the share of those whose ratio
-    is outside the bounds.
+    advantages, mask: [batch, time]. The count is that of tokens; the term `clip_share` has the number of those whose
+    ratio is outside the bounds.
     """
     loss, outside = _clipped(log_probs, old, advantages, mask, clip)
-    return total(loss, mask, clipped=outside)
+    return total(loss, mask, clip_share=outside)
 
 
 def _clipped(log_probs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, clip: float) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ def grpo(
     tokens = mask.sum(dim=1).clamp(min=1)
     penalised = loss + beta * k3(log_probs, reference)
     mean, clipped = (torch.where(mask, x, 0.0).sum(dim=1) / tokens for x in (penalised, outside))
-    return total(mean, None, clipped=clipped)
+    return total(mean, None, clip_share=clipped)
 
 
 def preferred(rewards: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,8 +44,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "evaluation.max_new_tokens": 4,
     },
     "online": {
-        "data.prompts": 40, "evaluation.prompts": 8, "reward.pairs": 40, "reward.epochs": 2, "rollout.answers": 16,
-        "train.batch_size": 8, "train.num_epochs": 1,
+        "data.prompts": 40, "evaluation.prompts": 8, "reward.pairs": 40, "reward.epochs": 2, "rollout.answers": 32,
+        "train.batch_size": 16, "train.num_epochs": 1,
     },
     "atft": {
         "data.market.num_days": 280, "data.market.num_stocks": 24, "data.market.snr": 0.6, "data.split.val_days": 40,
@@ -91,7 +91,7 @@ PROBES: dict[str, dict[str, Any]] = {
     "online": {
         "method": "grpo", "data.prompts": 30, "data.seed": 1, "model.rank": 4, "model.alpha": 1.0, "reward.pairs": 50,
         "reward.members": 2, "reward.combine": "min", "reward.caution": 2.0, "reward.hidden_size": 8,
-        "reward.epochs": 3, "reward.lr": 0.1, "rollout.answers": 24, "rollout.steps": 1, "rollout.group_size": 2,
+        "reward.epochs": 3, "reward.lr": 0.1, "rollout.answers": 48, "rollout.steps": 1, "rollout.group_size": 2,
         "rollout.max_new_tokens": 4, "rollout.temperature": 0.5, "loss.beta": 0.5, "loss.target_kl": 0.1,
         "loss.clip": 1e-6, "loss.value_weight": 1.0, "loss.value_clip": 1e-6, "loss.discount": 0.5, "loss.trace": 0.5,
         "evaluation.prompts": 10,

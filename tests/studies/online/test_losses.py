@@ -83,7 +83,7 @@ def test_ppos_loss_is_the_smaller_of_both_gains(clip, seed):
         outside += ratio != bounded
         gradient[i, t] = -ratio * gain if ratio * gain <= bounded * gain else 0.0
     assert computed.sum.item() == pytest.approx(total, rel=1e-10)
-    assert (int(computed.count), int(computed.terms["clipped"])) == (len(tokens(mask)), outside)
+    assert (int(computed.count), int(computed.terms["clip_share"])) == (len(tokens(mask)), outside)
     torch.testing.assert_close(torch.autograd.grad(computed.sum, policy)[0], gradient)
 
 
