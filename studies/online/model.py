@@ -39,12 +39,13 @@ class OnlineModel(nn.Module):
         self.kept = Kept(config.train.batch_size, PROMPT, config.rollout.max_new_tokens, config.loss.beta)
 
     def forward(self, tokens: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        out = self.policy(input_ids=tokens, use_cache=False, output_hidden_states=self.critic is not None)
-        scores = (out.logits[:, PROMPT - 1 : -1].float() / temperature).log_softmax(dim=-1)
+        llama = self.policy.get_base_model()  # with its adapters
+        states = llama.model(input_ids=tokens, use_cache=False).last_hidden_state[:, PROMPT - 1 : -1]
+        scores = (llama.lm_head(states).float() / temperature).log_softmax(dim=-1)
         log_probs = scores.gather(2, tokens[:, PROMPT:, None]).squeeze(2)
         if self.critic is None:
             return log_probs, torch.zeros_like(log_probs)
-        return log_probs, self.critic(out.hidden_states[-1][:, PROMPT - 1 : -1]).squeeze(2).float()
+        return log_probs, self.critic(states).squeeze(2).float()
 
     def reference(self, tokens: Tensor, temperature: float = 1.0) -> Tensor:
         """Returns the log-probabilities of the model without its adapters, [batch, time]."""

@@ -194,8 +194,9 @@ def test_the_gap_is_by_how_much_more_the_learnt_reward_has_risen():
         it.progress = 0.5
         [(name, text)] = it.artifacts(model).items()
         fresh = task(**{"reward.members": 2})
+        reference = fresh.model().eval()
         seed_all(0)
-        before = fresh.evaluate(fresh.model().eval())
+        before = fresh.evaluate(reference)
     rows = [json.loads(line) for line in text.splitlines()]
     assert name == "answers/epoch-0001.jsonl" and len(rows) == 16
     assert all(row["true_reward"] == true_reward(row["response"]) for row in rows)
