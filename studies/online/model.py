@@ -30,11 +30,7 @@ class OnlineModel(nn.Module):
         super().__init__()
         settings = lm.ModelConfig(rank=config.model.rank, alpha=config.model.alpha, dropout=0.0, base_dropout=0.0)
         self.policy: Any = lora(settings)
-        self.critic: nn.Linear | None = None
-        if config.method == "ppo":
-            self.critic = nn.Linear(self.policy.config.hidden_size, 1)
-            nn.init.zeros_(self.critic.weight)
-            nn.init.zeros_(self.critic.bias)
+        self.critic = _zeros(self.policy.config.hidden_size) if config.method == "ppo" else None
         self.reward = ensemble(config)
         self.kept = Kept(config.train.batch_size, PROMPT, config.rollout.max_new_tokens, config.loss.beta)
 
@@ -56,6 +52,13 @@ class OnlineModel(nn.Module):
         """Returns the reward of each answer by each reward model, [members, batch]."""
         with torch.autocast(tokens.device.type, enabled=False):
             return torch.stack([member(tokens, PROMPT + mask.sum(dim=1)) for member in self.reward])
+
+
+def _zeros(width: int) -> nn.Linear:
+    layer = nn.Linear(width, 1)
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
 
 
 def online_model(config: Config) -> nn.Module:

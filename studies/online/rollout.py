@@ -31,9 +31,9 @@ class Rollout(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int, prompt: int, time: int) -> Rollout:
-        per_token = [torch.zeros(batch, time) for _ in range(3)]
-        mask = torch.ones(batch, time, dtype=torch.bool)
-        return cls(torch.zeros(batch, prompt + time, dtype=torch.long), mask, *per_token, torch.zeros(batch))
+        old, reference, values = (torch.zeros(batch, time) for _ in range(3))
+        tokens, mask = torch.zeros(batch, prompt + time, dtype=torch.long), torch.ones(batch, time, dtype=torch.bool)
+        return cls(tokens, mask, old, reference, values, torch.zeros(batch))
 
 
 class Kept(nn.Module):
