@@ -51,13 +51,12 @@ def records(config: Config) -> tuple[list[Record], list[str], list[str]]:
 
 
 def ensemble(config: Config) -> nn.ModuleList:
-    """Returns the frozen reward models; the same for every trial with these settings of rewards and data."""
-    settings = config.reward
-    if shapes_only():
-        members = [Scorer(settings.hidden_size) for _ in range(settings.members)]
-    else:
-        members = [_member(config, number) for number in range(settings.members)]
-    return nn.ModuleList(copy.deepcopy(member).requires_grad_(False) for member in members)
+    """Returns the frozen reward models; the same for every trial with these settings of rewards and data.
+
+    An estimate of memory has none: they are some kilobytes, and torch copies no recurrent layer of fake tensors.
+    """
+    members = 0 if shapes_only() else config.reward.members
+    return nn.ModuleList(copy.deepcopy(_member(config, i)).requires_grad_(False) for i in range(members))
 
 
 def _member(config: Config, number: int) -> Scorer:
