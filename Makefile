@@ -57,7 +57,7 @@ help:
 
 # What each target needs in .venv: sets of tools/setup_env.py, or extras.
 hpo-setup: $(call sets,run $(EXTRAS))
-hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora dpo,$(STUDY)),lm))
+hpo-run hpo-resume hpo-status hpo-ui smoke train-optimized: $(call sets,run $(if $(filter lora dpo online,$(STUDY)),lm))
 train-atft train-integrated-safe: $(call sets,run)
 test test-fast test-slow test-gpu coverage golden prose mutations bench: $(call sets,test)
 lint format: $(call sets,lint)

@@ -33,7 +33,7 @@ PURPOSES = {
     "gpu": "load, power and temperature of NVIDIA's GPUs",
     "text": "BPE tokenizers",
     "images": "data sets in folders of images",
-    "llm": "language models (lora, dpo, Hugging Face)",
+    "llm": "language models (lora, dpo, online, Hugging Face)",
     "fp8": "train.precision=fp8",
     "onnx": "models as ONNX (hpo export)",
     "gguf": "language models as GGUF (hpo export)",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,8 @@ def _filled(model: nn.Module) -> nn.Module:
     return model
 
 
-def kept_alone(model: nn.Module, config: ModelConfig) -> nn.Module:
-    """Returns the same model, saved and loaded by its trained parameters.
+def kept_alone(model: nn.Module, config: ModelConfig, also: tuple[str, ...] = ()) -> nn.Module:
+    """Returns the same model, saved and loaded by its trained parameters, and whatever the modules `also` have.
 
     Each process makes the tiny base anew, so a digest of its weights is saved with them: loading refuses, by a
     RuntimeError, adapters of another base. A directory's content belongs to the study's identity.
@@ -72,8 +73,8 @@ def kept_alone(model: nn.Module, config: ModelConfig) -> nn.Module:
         digest = bytes(32) if shapes_only() else tiny_sha256()
         model.register_buffer(BASE, torch.tensor([*digest], dtype=torch.uint8))
         model.register_load_state_dict_pre_hook(_same_base)
-    model._register_state_dict_hook(_keep)
-    model.register_load_state_dict_post_hook(_miss_kept)
+    model._register_state_dict_hook(partial(_keep, also))
+    model.register_load_state_dict_post_hook(partial(_miss_kept, also))
     return model
 
 
@@ -86,16 +87,18 @@ def _same_base(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) ->
         )
 
 
-def _kept(model: nn.Module) -> set[str]:
-    return {BASE} | {name for name, p in model.named_parameters() if p.requires_grad}
+def _kept(model: nn.Module, also: tuple[str, ...]) -> set[str]:
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    return {BASE} | trained | {name for name, _ in tensors if name.partition(".")[0] in also}
 
 
-def _keep(model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    kept = {prefix + name for name in _kept(model)}
+def _keep(also: tuple[str, ...], model: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    kept = {prefix + name for name in _kept(model, also)}
     for key in [key for key in state if key.startswith(prefix) and key not in kept]:
         del state[key]
 
 
-def _miss_kept(model: nn.Module, keys: Any) -> None:
-    needed = _kept(model)
+def _miss_kept(also: tuple[str, ...], model: nn.Module, keys: Any) -> None:
+    needed = _kept(model, also)
     keys.missing_keys[:] = [key for key in keys.missing_keys if key in needed]

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
-from studies._lm.config import ModelConfig, depth_of
+from studies._lm.config import CONTEXT, ModelConfig, depth_of
 from studies._lm.words import LENGTH, statements
 from trainer.data.text import Bytes
 from trainer.errors import ConfigError
@@ -86,7 +86,7 @@ def shapes_only() -> bool:
 def _tiny_shape(dtype: torch.dtype = torch.float32) -> nn.Module:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": CONTEXT}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
     tokens = {"vocab_size": Bytes.vocab_size, "bos_token_id": None, "eos_token_id": Bytes.end}
     return AutoModelForCausalLM.from_config(LlamaConfig(**tokens, **sizes, **heads), dtype=dtype)

@@ -17,6 +17,7 @@ from trainer.files.paths import expanded
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PACKAGES = ("transformers", "peft", "bitsandbytes")
+CONTEXT = 512  # tokens that the tiny model has positions for
 
 PROMPT, RESPONSE = "{prompt}", "{response}"  # placeholders of a template
 

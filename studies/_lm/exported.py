@@ -46,17 +46,19 @@ def vacant(directory: str) -> Path:
 
 def save_adapter(file: str, directory: str) -> None:
     """Writes the adapters of an exported model, as `PeftModel.from_pretrained` reads them, into a new directory."""
-    from studies._lm.adapter import adapted
+    from studies._lm.adapter import BASE, adapted
 
     config, weights = exported(file)
     if "rank" not in config.get("model", {}):
-        raise DataError(f"{file} holds no adapters: export a trial of the study lora or dpo.")
+        raise DataError(f"{file} holds no adapters: export a trial of the study lora, dpo or online.")
     if config.get("loss", {}).get("name") == "reward":
         raise DataError(
             f"{file} is a reward model, whose head peft does not know: open it by hpo.load(...).load_model."
         )
     model: Any = adapted(ModelConfig.model_validate(config["model"]))
-    model.load_state_dict(weights)
+    if "method" in config:  # the study online: its model has the policy, and what trains that
+        weights = {name: tensor for name, tensor in weights.items() if name.startswith(("policy.", BASE))}
+    model.load_state_dict({name.removeprefix("policy."): tensor for name, tensor in weights.items()})
     model.save_pretrained(vacant(directory))
 
 

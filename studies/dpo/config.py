@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from studies._lm.config import DataConfig, ModelConfig
+from studies._lm.pairs import preferences
 from studies._lm.records import Record, check_inputs, read_jsonl
-from studies.dpo.pairs import preferences
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
 from trainer.errors import DataError
 

@@ -14,20 +14,13 @@ from torch.nn import functional as F
 
 from studies._lm.config import depth_of, rows_at_once
 from studies._lm.merged import language_model
+from studies._lm.pairs import true_reward
+from studies._lm.policy import answers, in_parts, log_probs, reference_log_probs, unwrapped
 from studies._lm.records import Record, split
 from studies._lm.text import IGNORED, batches, padded, prompt_of, tokenizer, tokens_of
 from studies.dpo import best_of
 from studies.dpo.config import Config, records
-from studies.dpo.model import (
-    answers,
-    in_parts,
-    log_probs,
-    policy_model,
-    reference_log_probs,
-    reward_model,
-    unwrapped,
-)
-from studies.dpo.pairs import true_reward
+from studies.dpo.model import policy_model, reward_model
 from trainer.data import Padded
 from trainer.data.text import Tokenizer
 from trainer.errors import ConfigError

@@ -10,7 +10,7 @@ import hpo
 from hpo import Choice, Float, Int
 
 ROW = re.compile(r"^\| (\d) \| `([a-z_.0-9]+)` \| ([^|;:]+)([^|]*) \|$", re.MULTILINE)
-CONDITION = re.compile(r"where `([a-z_.]+)` is ([a-z_, ]+)")
+CONDITION = re.compile(r"where `([a-z_.]+)` is ([a-z_0-9, ]+)")
 
 
 def declared(dimension: Any) -> tuple:
@@ -32,7 +32,7 @@ def written(text: str) -> tuple:
     return tuple(text.split(", "))
 
 
-@pytest.mark.parametrize("name", ["atft", "convnet", "dpo", "gpt", "lora", "mlp"])
+@pytest.mark.parametrize("name", ["atft", "convnet", "dpo", "gpt", "lora", "mlp", "online"])
 def test_the_page_lists_what_is_searched(name):
     page = (ROOT / "studies" / name / "README.md").read_text()
     rows = ROW.findall(page)
@@ -41,5 +41,6 @@ def test_the_page_lists_what_is_searched(name):
         for tier, path, text, more in rows
     }
     space = hpo.load(name).space.dimensions
-    assert found == {path: (one.tier, declared(one), one.conditions) for path, one in space.items()}
+    conditions = {path: {p: tuple(map(str, v)) for p, v in one.conditions.items()} for path, one in space.items()}
+    assert found == {path: (one.tier, declared(one), conditions[path]) for path, one in space.items()}
     assert len(rows) == len(found) and [tier for tier, *_ in rows] == sorted(tier for tier, *_ in rows)

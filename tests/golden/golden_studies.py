@@ -1,4 +1,4 @@
-"""Small runs of the six studies, and the study of the recorded home that was interrupted, resumed to its end."""
+"""Small runs of the bundled studies, and the study of the recorded home that was interrupted, resumed to its end."""
 
 from __future__ import annotations
 
@@ -58,8 +58,20 @@ SMALL: dict[str, tuple[int, dict[str, Any]]] = {
             "train.num_epochs": 1,
         },
     ),
+    "online": (
+        3,
+        {
+            "data.prompts": 40,
+            "evaluation.prompts": 16,
+            "reward.pairs": 40,
+            "reward.epochs": 2,
+            "rollout.answers": 32,
+            "train.batch_size": 16,
+            "train.num_epochs": 1,
+        },
+    ),
 }
-LONG = ("lora", "dpo")  # importing their libraries takes longer than all that the others do
+LONG = ("lora", "dpo", "online")  # importing their libraries takes longer than all that the others do
 
 
 def studies(ledger: Ledger, home: Home, *, every: bool) -> dict[str, Any]:

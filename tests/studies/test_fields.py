@@ -43,6 +43,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "data.generated": 40, "train.num_epochs": 1, "model.rank": 2, "evaluation.prompts": 4,
         "evaluation.max_new_tokens": 4,
     },
+    "online": {
+        "data.prompts": 40, "evaluation.prompts": 8, "reward.pairs": 40, "reward.epochs": 2, "rollout.answers": 32,
+        "train.batch_size": 16, "train.num_epochs": 1,
+    },
     "atft": {
         "data.market.num_days": 280, "data.market.num_stocks": 24, "data.market.snr": 0.6, "data.split.val_days": 40,
         "data.split.test_days": 20, "data.split.min_train_days": 40, "data.min_stocks": 10, "model.hidden_size": 8,
@@ -84,6 +88,14 @@ PROBES: dict[str, dict[str, Any]] = {
         "loss.name": "ipo", "loss.beta": 0.5, "loss.label_smoothing": 0.2, "evaluation.prompts": 2,
         "evaluation.max_new_tokens": 2, "evaluation.best_of": 4, "evaluation.beta": 0.9, "evaluation.most_kl": 1.0,
     },
+    "online": {
+        "method": "grpo", "data.prompts": 30, "data.seed": 1, "model.rank": 4, "model.alpha": 1.0, "reward.pairs": 50,
+        "reward.members": 2, "reward.combine": "min", "reward.caution": 2.0, "reward.hidden_size": 8,
+        "reward.epochs": 3, "reward.lr": 0.1, "rollout.answers": 48, "rollout.steps": 1, "rollout.group_size": 2,
+        "rollout.max_new_tokens": 4, "rollout.temperature": 0.5, "loss.beta": 0.5, "loss.target_kl": 0.1,
+        "loss.clip": 1e-6, "loss.value_weight": 1.0, "loss.value_clip": 1e-6, "loss.discount": 0.5, "loss.trace": 0.5,
+        "evaluation.prompts": 10,
+    },
     "atft": {
         "data.path": "/nonexistent", "data.features": ("flow",), "data.seed": 1, "data.market.num_days": 300,
         "data.market.num_stocks": 30, "data.market.snr": 0.3, "data.graph.window": 50,
@@ -114,6 +126,7 @@ UNSEEN = {
     "gpt": {"data.cache": "where tokens lie"},
     "lora": {},
     "dpo": {},
+    "online": {},
     "mlp": {},
     "atft": {
         "data.split.embargo": "less than the purge, which is longer",
@@ -122,7 +135,7 @@ UNSEEN = {
         "evaluation.max_undefined": "fails a trial of which too little can be judged",
     },
 }
-HEAVY = ("gpt", "lora", "dpo", "atft")
+HEAVY = ("gpt", "lora", "dpo", "online", "atft")
 
 
 def studies(names: tuple[str, ...] | list[str]) -> list[Any]:

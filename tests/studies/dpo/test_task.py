@@ -19,10 +19,10 @@ from hpo.storage.home import Home
 from studies._lm.adapter import BASE
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
+from studies._lm.pairs import preferences, true_reward
+from studies._lm.policy import answers, log_probs, reference_log_probs
 from studies._lm.text import IGNORED
 from studies.dpo.best_of import best_of, kl_bound, sizes
-from studies.dpo.model import answers, log_probs, reference_log_probs
-from studies.dpo.pairs import preferences, true_reward
 from studies.dpo.task import DpoTask
 from trainer.checkpoint.store import CheckpointStore
 from trainer.data.text import Bytes
