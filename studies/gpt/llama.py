@@ -44,7 +44,9 @@ SIZES = {  # a field of ModelConfig -> its name there
     "norm_eps": "rms_norm_eps",
     "tie": "tie_word_embeddings",
 }
-PLAIN = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}  # settings that `Llama` does not vary
+PLAIN = {"attention_bias": False, "mlp_bias": False}  # settings that `Llama` does not vary
+ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}  # their hidden_act -> ModelConfig.activation
+CHECKED = (*SIZES, "rope_theta", "activation")
 
 
 def their_name(name: str) -> str:
@@ -71,6 +73,8 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     except (ValueError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is not the configuration of a Llama ({error!r}).") from error
     wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
+    activation = fields.get("hidden_act", "silu")
+    wrong += [f"hidden_act={activation!r}"] if activation not in ACTIVATIONS else []
     wrong += [f"rope_type={kind!r}"] if kind != "default" else []
     wrong += [f"head_dim={width}"] if width * fields["num_attention_heads"] != fields["hidden_size"] else []
     if wrong or fields.get("model_type") != "llama":
@@ -78,6 +82,7 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
         raise DataError(f"{file} has {problem}, which studies/gpt/model.py does not compute: give a plain Llama.")
     sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
     sizes.setdefault("tie", False)
+    sizes["activation"] = ACTIVATIONS[activation]
     return ModelConfig.model_validate(sizes), vocab_size
 
 
@@ -86,10 +91,10 @@ def check(config: Config) -> None:
     if not (directory := config.model.weights):
         return
     model, vocab_size = read_config(directory)
-    theirs = {f"model.{name}": getattr(model, name) for name in (*SIZES, "rope_theta")} | {
+    theirs = {f"model.{name}": getattr(model, name) for name in CHECKED} | {
         "data.vocab_size": vocab_size
     }
-    ours = {f"model.{name}": getattr(config.model, name) for name in (*SIZES, "rope_theta")}
+    ours = {f"model.{name}": getattr(config.model, name) for name in CHECKED}
     ours |= {"model.mlp_size": config.model.mlp, "data.vocab_size": config.data.vocab_size}
     for name, value in ours.items():
         if value != theirs[name]:
@@ -136,7 +141,7 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, end: int | None = None) -> None:
     """Writes the state of a `Llama` so that transformers' LlamaForCausalLM.from_pretrained opens it.
 
-    Raises ConfigError for a mixture of experts, before anything is written.
+    Raises ConfigError for what such a Llama does not compute, before anything is written.
     """
     from safetensors.torch import save_file
 
@@ -146,12 +151,13 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
             f"model.moe.experts is {model.moe.experts}, and Hugging Face's Llama has no experts: open the trial by "
             "hpo.load(...).load_model, or train with model.moe.experts=1."
         )
+    rope = _rope(config)
     path.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
     fields |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
-    fields |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
-    fields |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
+    fields |= {"rope_theta": rope["rope_theta"], "head_dim": model.hidden_size // model.num_heads}
+    fields |= {"rope_parameters": rope, "hidden_act": next(k for k, v in ACTIVATIONS.items() if v == model.activation)}
     fields |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
     tensors = {their_name(name): tensor.contiguous() for name, tensor in weights.items()}
     if model.tie:
@@ -160,10 +166,29 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
     (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
+def _rope(config: Config) -> dict[str, Any]:
+    """Returns the positions as Hugging Face's `rope_parameters`. Raises ConfigError if its Llama has none like them."""
+    model, position = config.model, config.model.position
+    if position.kind != "rotary" or position.window is not None:
+        setting = f"kind={position.kind}" if position.kind != "rotary" else f"window={position.window}"
+        raise ConfigError(
+            f"model.position.{setting} is what Hugging Face's Llama does not compute: open the trial by "
+            "hpo.load(...).load_model, or train with rotary positions and no window."
+        )
+    factor, width = config.data.block_size / (position.trained or config.data.block_size), model.hidden_size
+    if position.scaling == "none" or factor == 1:
+        return {"rope_type": "default", "rope_theta": model.rope_theta}
+    if position.scaling == "ntk":  # which is another base
+        width //= model.num_heads
+        return {"rope_type": "default", "rope_theta": model.rope_theta * factor ** (width / (width - 2))}
+    scaled = {"rope_type": position.scaling, "rope_theta": model.rope_theta, "factor": factor}
+    return scaled | ({"original_max_position_embeddings": position.trained} if position.scaling == "yarn" else {})
+
+
 def flags(directory: str | Path) -> list[str]:
     """Returns `-o` for every size, for a run that starts from the weights in a directory."""
     model, vocab_size = read_config(directory)
-    named = model.model_dump(exclude={"weights", "moe"}) | {"weights": str(directory)}
+    named = model.model_dump(exclude={"weights", "moe", "position"}) | {"weights": str(directory)}
     shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
     return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
 
