@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from studies.gpt.positions import places
 from trainer.data import next_tokens
 
 FIRST = 64  # the first octave of positions begins here; those before it are one
@@ -31,7 +30,7 @@ class Reach:
         targets = next_tokens(batch["tokens"], batch["documents"])
         losses = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none").cpu()
         targets = targets.cpu()
-        position = places(batch["documents"], targets.shape[1], batch["documents"].device).cpu() + 1
+        position = batch["positions"].cpu() + 1
         octaves = torch.where(position < FIRST, -1, (position / FIRST).log2().floor().long())
         counted = targets >= 0
         digits = counted & (targets >= ord("0")) & (targets <= ord("9")) & (position > self._start)
