@@ -54,6 +54,9 @@ STUDY = Study(
             f"model.moe.{name}": "model.moe.experts > 1"
             for name in ("top_k", "capacity", "shared", "balance", "z_loss")
         },
+        "model.position.scaling": "model.position.kind == 'rotary'",
+        "model.position.trained": "model.position.scaling != 'none'",
+        "model.position.sinks": "model.position.window != None",
         **dict.fromkeys(["samples.prompts", "samples.temperature"], "samples.tokens > 0"),
     },
     enqueue=[

@@ -27,13 +27,17 @@ TOKENS_PER_PARAMETER = 20
 FLOPS_PER_PARAMETER_AND_TOKEN = 6  # two for the product forward, four for both gradients; attention not counted
 
 
-def parameters(model: ModelConfig, vocab_size: int) -> int:
-    """Returns the number of the model's parameters."""
-    return _size(model, vocab_size, model.moe.experts)
+def parameters(model: ModelConfig, vocab_size: int, length: int = 0) -> int:
+    """Returns the number of the model's parameters, for rows of `length` tokens if it learns their positions."""
+    learned = length * model.hidden_size if model.position.kind == "learned" else 0
+    return _size(model, vocab_size, model.moe.experts) + learned
 
 
 def active_parameters(model: ModelConfig, vocab_size: int) -> int:
-    """Returns the number of parameters that compute with a token: of the experts, `top_k` and those that all share."""
+    """Returns the number of parameters that compute with a token.
+
+    Of the experts these are `top_k` and those that all share. Learned positions are looked up, and do not count.
+    """
     return _size(model, vocab_size, model.moe.top_k)
 
 
@@ -65,7 +69,7 @@ def rows(config: Config) -> int | None:
 
 def report(config: Config) -> dict[str, Any]:
     """Returns the model's size and the cost of training it on 20 tokens for each active parameter."""
-    sizes = {"parameters": parameters(config.model, config.data.vocab_size)}
+    sizes = {"parameters": parameters(config.model, config.data.vocab_size, config.data.block_size)}
     active = active_parameters(config.model, config.data.vocab_size)
     sizes |= {"active_parameters": active} if config.model.mixed else {}
     tokens = TOKENS_PER_PARAMETER * active

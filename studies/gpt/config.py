@@ -20,7 +20,7 @@ from trainer.config.fields import added
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
-LONGEST = 113  # tokens of a document of the generated corpus: 16 words of 6 letters, 15 spaces, both ends
+LONGEST_WORD = 6  # letters of a word of the generated corpus
 
 
 class MixPhase(Frozen):
@@ -31,12 +31,31 @@ class MixPhase(Frozen):
 
 
 class CorpusConfig(Frozen):
-    """The generated corpus: training documents of each domain; a tenth as many to validate, and to test."""
+    """The generated corpus: training documents of each domain; a tenth as many to validate, and to test.
+
+    With `keys`, a document defines as many at its start, each a capital letter and a digit. It then has exactly `words`
+    words, and the definitions once more anywhere between them: those digits are known from the start alone.
+    """
 
     general: PositiveInt = 1500
     target: PositiveInt = 400
     num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # words of the lexicon
     successors: PositiveInt = 6  # possible next words of a word
+    words: PositiveInt = added(16)  # the most words of a document
+    keys: Annotated[int, Field(ge=0, le=26)] = added(0)
+
+    @property
+    def longest(self) -> int:
+        """Returns the most tokens of a document, in bytes: words and definitions, spaces between them, and both ends."""
+        return self.words * (LONGEST_WORD + 1) + 2 * self.keys * 3 + 1
+
+    @model_validator(mode="after")
+    def _check(self) -> CorpusConfig:
+        if self.successors > self.num_words:
+            raise ValueError(f"successors {self.successors} are more than num_words {self.num_words}.")
+        if self.keys > self.words:
+            raise ValueError(f"keys {self.keys} are more than words {self.words}: lower keys, or give more words.")
+        return self
 
 
 class DataConfig(Frozen):
@@ -73,6 +92,7 @@ class DataConfig(Frozen):
     seed: Annotated[int, Field(ge=0)] = 0  # seed of the generated corpus
     corpus: CorpusConfig = CorpusConfig()
     cache: str = ""
+    by_position: bool = added(False)  # also report the loss by the position of a token in its document
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -85,13 +105,11 @@ class DataConfig(Frozen):
         starts = [phase.start for phase in self.phases]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"phases start at {starts}: let the first start at 0 and each later than the one before.")
-        if not self.path and self.block_size < LONGEST:
+        if not self.path and self.block_size < (longest := self.corpus.longest):
             raise ValueError(
-                f"block_size {self.block_size} cuts documents of the generated corpus, of up to {LONGEST} tokens, and "
-                f"their entropy would not be known: give {LONGEST} or more."
+                f"block_size {self.block_size} cuts documents of the generated corpus, of up to {longest} tokens, and "
+                f"their entropy would not be known: give {longest} or more."
             )
-        if self.corpus.successors > self.corpus.num_words:
-            raise ValueError(f"successors {self.corpus.successors} are more than num_words {self.corpus.num_words}.")
         return self
 
 
@@ -120,6 +138,33 @@ class MoeConfig(Frozen):
         return self
 
 
+class PositionConfig(Frozen):
+    """Tells the model where tokens are, and how far back they see (see positions.py).
+
+    `scaling` makes rotary positions of a model that was trained on rows of `trained` tokens fit those of
+    `data.block_size`. `window` is the number of last tokens of its document that a token sees, itself included, None for
+    all, and `sinks` the number of the document's first tokens that it sees besides.
+    """
+
+    kind: Literal["rotary", "alibi", "learned"] = "rotary"
+    scaling: Literal["none", "linear", "ntk", "yarn"] = "none"
+    trained: PositiveInt | None = None
+    window: PositiveInt | None = None
+    sinks: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> PositionConfig:
+        if self.scaling != "none" and self.kind != "rotary":
+            raise ValueError(f"scaling {self.scaling} is of rotary positions, and kind is {self.kind}: leave one out.")
+        if self.scaling != "none" and self.trained is None:
+            raise ValueError(
+                f"scaling {self.scaling} needs trained, the row length that the model was trained on: give it."
+            )
+        if self.sinks and self.window is None:
+            raise ValueError(f"sinks {self.sinks} are seen besides a window, and there is none: set window.")
+        return self
+
+
 class ModelConfig(Frozen):
     """A Llama-style decoder; `mlp_size` None is 8/3 of `hidden_size`, up to a multiple of 16.
 
@@ -136,6 +181,8 @@ class ModelConfig(Frozen):
     tie: bool = True  # the embedding is the head as well
     weights: str = ""
     moe: MoeConfig = added(MoeConfig())
+    position: PositionConfig = added(PositionConfig())
+    activation: Literal["swiglu", "geglu"] = added("swiglu")
 
     @property
     def mixed(self) -> bool:
@@ -199,6 +246,26 @@ class Config(Frozen):
             )
         if self.train.parallel.pipeline > 1 and self.model.tie:
             raise ValueError("model.tie shares weights of the first and the last stage of a pipeline: set it to false.")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Config:
+        position, parallel = self.model.position, self.train.parallel
+        if position.kind != "rotary" and parallel.tensor > 1:
+            raise ValueError(
+                f"model.position.kind={position.kind} and train.parallel.tensor={parallel.tensor} exclude each other: "
+                "leave one of them out."
+            )
+        if position.kind != "rotary" and self.model.weights:
+            raise ValueError(
+                f"model.weights are a Llama's, whose positions are rotary, and model.position.kind is {position.kind}: "
+                "leave one of them out."
+            )
+        if position.trained is not None and position.trained > self.data.block_size:
+            raise ValueError(
+                f"model.position.trained {position.trained} is more than data.block_size {self.data.block_size}: "
+                "give the shorter rows that the model was trained on."
+            )
         return self
 
     @model_validator(mode="after")

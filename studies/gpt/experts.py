@@ -1,9 +1,9 @@
-"""Computes a mixture of experts in place of a block's SwiGLU, and the losses of its router.
+"""Computes a mixture of experts in place of a block's MLP, and the losses of its router.
 
-A router rates the experts for each token, and the token goes through the `top_k` that it rates highest, each a SwiGLU
-(Shazeer et al. 2017, arXiv 1701.06538). With p the softmax of the ratings, the output is the sum of the chosen experts'
-outputs, each times its gate: p over the sum of the chosen p. A single expert's gate is p itself (Fedus et al. 2022,
-arXiv 2101.03961, eq. 2), since p over itself would be 1 whatever the router computes, and it would learn nothing.
+A router rates the experts for each token, and the token goes through the `top_k` that it rates highest, each a gated
+MLP (Shazeer et al. 2017, arXiv 1701.06538). With p the softmax of the ratings, the output is the sum of the chosen
+experts' outputs, each times its gate: p over the sum of the chosen p. A single expert's gate is p itself (Fedus et al.
+2022, arXiv 2101.03961, eq. 2), since p over itself would be 1 whatever the router computes, and it would learn nothing.
 
 The group in which an expert's capacity is shared, and over which loads are balanced, is a row of tokens (Lepikhin et
 al. 2020, arXiv 2006.16668, section 2.2). So neither depends on how many rows are computed at once, and accumulated
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from studies.gpt.model import Recalls, SwiGLU
+from studies.gpt.model import GatedMLP, Recalls
 from trainer.compat.tensors import is_fake
 
 
@@ -78,12 +78,13 @@ class Experts(Recalls):
     """x [batch, length, hidden] -> the same shape; the weights of all experts are rows of three tensors.
 
     slots: the number of a row's tokens that an expert takes; None: any. shared: the number of experts that take all
-    tokens, which are one SwiGLU of as many times the width. Between `remember` and `forget` it keeps the numbers of
+    tokens, which are one MLP of as many times the width. Between `remember` and `forget` it keeps the numbers of
     tokens that each expert was given before, [batch, experts].
     """
 
     def __init__(
-        self, hidden: int, mlp: int, *, experts: int, top_k: int, slots: int | None = None, shared: int = 0
+        self, hidden: int, mlp: int, *, experts: int, top_k: int, slots: int | None = None, shared: int = 0,
+        activation: type[nn.Module] = nn.SiLU,
     ) -> None:
         super().__init__()
         self.experts, self.top_k, self.slots = experts, top_k, slots
@@ -92,7 +93,8 @@ class Experts(Recalls):
         self.down = nn.Parameter(torch.empty(experts, mlp, hidden))
         for weight in (self.gate, self.up, self.down):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-        self.shared = SwiGLU(hidden, shared * mlp) if shared else None
+        self.shared = GatedMLP(hidden, shared * mlp, activation) if shared else None
+        self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.router(x)
@@ -125,7 +127,7 @@ class Experts(Recalls):
         rows = tokens[order // self.top_k]
         *parts, dropped = rows.split(self._sizes(numbers, len(tokens)))
         weights = zip(parts, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
-        computed = [(F.silu(part @ gate) * (part @ up)) @ down for part, gate, up, down in weights]
+        computed = [(self.activation(part @ gate) * (part @ up)) @ down for part, gate, up, down in weights]
         by_expert = torch.cat([*computed, computed[0].new_zeros(dropped.shape)])
         return by_expert[order.argsort()].view(*chosen.shape, tokens.shape[-1])
 

@@ -45,6 +45,8 @@ SIZES = {  # a field of ModelConfig -> its name there
     "norm_eps": "rms_norm_eps",
     "tie": "tie_word_embeddings",
 }
+ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu"}  # their hidden_act -> ModelConfig.activation
+CHECKED = (*SIZES, "rope_theta", "activation")
 
 
 def their_name(name: str) -> str:
@@ -63,7 +65,8 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
         fields = json.loads(file.read_text(encoding="utf-8"))
         sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
         sizes["rope_theta"] = rope_of(fields)["rope_theta"]
-        vocab_size, wrong = fields["vocab_size"], not_plain(fields)
+        activation = ACTIVATIONS.get(fields.get("hidden_act", "silu"))
+        vocab_size, wrong = fields["vocab_size"], not_plain(fields | ({"hidden_act": "silu"} if activation else {}))
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
     except (ValueError, KeyError, AttributeError) as error:
@@ -72,6 +75,7 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
         raise DataError(f"{file} has {wrong}, which studies/gpt/model.py does not compute: give a plain Llama.")
     sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
     sizes.setdefault("tie", False)
+    sizes["activation"] = activation
     return ModelConfig.model_validate(sizes), vocab_size
 
 
@@ -80,10 +84,10 @@ def check(config: Config) -> None:
     if not (directory := config.model.weights):
         return
     model, vocab_size = read_config(directory)
-    theirs = {f"model.{name}": getattr(model, name) for name in (*SIZES, "rope_theta")} | {
+    theirs = {f"model.{name}": getattr(model, name) for name in CHECKED} | {
         "data.vocab_size": vocab_size
     }
-    ours = {f"model.{name}": getattr(config.model, name) for name in (*SIZES, "rope_theta")}
+    ours = {f"model.{name}": getattr(config.model, name) for name in CHECKED}
     ours |= {"model.mlp_size": config.model.mlp, "data.vocab_size": config.data.vocab_size}
     for name, value in ours.items():
         if value != theirs[name]:
@@ -128,11 +132,18 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def check_savable(config: Config) -> None:
-    """Raises ConfigError for a mixture of experts, which Hugging Face's Llama does not have."""
-    if config.model.mixed:
+    """Raises ConfigError for what Hugging Face's Llama does not have: experts, other positions, and windows."""
+    model, position = config.model, config.model.position
+    if model.mixed:
         raise ConfigError(
-            f"model.moe.experts is {config.model.moe.experts}, and Hugging Face's Llama has no experts: open the trial "
-            "by hpo.load(...).load_model, or train with model.moe.experts=1."
+            f"model.moe.experts is {model.moe.experts}, and Hugging Face's Llama has no experts: open the trial by "
+            "hpo.load(...).load_model, or train with model.moe.experts=1."
+        )
+    if position.kind != "rotary" or position.window is not None:
+        setting = f"kind={position.kind}" if position.kind != "rotary" else f"window={position.window}"
+        raise ConfigError(
+            f"model.position.{setting} is what Hugging Face's Llama does not compute: open the trial by "
+            "hpo.load(...).load_model, or train with rotary positions and no window."
         )
 
 
@@ -145,12 +156,13 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
 
     path, model = Path(directory), config.model
     check_savable(config)
+    rope = _rope(config)
     path.mkdir(parents=True, exist_ok=True)
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
     fields |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
-    fields |= {"rope_theta": model.rope_theta, "head_dim": model.hidden_size // model.num_heads}
-    fields |= {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}
+    fields |= {"rope_theta": rope["rope_theta"], "head_dim": model.hidden_size // model.num_heads}
+    fields |= {"rope_parameters": rope, "hidden_act": next(k for k, v in ACTIVATIONS.items() if v == model.activation)}
     fields |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
     tensors = {their_name(name): tensor.float().contiguous() for name, tensor in weights.items()}
     if model.tie:
@@ -159,10 +171,22 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
     (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
+def _rope(config: Config) -> dict[str, Any]:
+    """Returns the positions as Hugging Face's `rope_parameters`."""
+    model, position, trained = config.model, config.model.position, config.model.position.trained
+    factor, width = config.data.block_size / (trained or config.data.block_size), model.hidden_size // model.num_heads
+    if position.scaling == "none" or factor == 1:
+        return {"rope_type": "default", "rope_theta": model.rope_theta}
+    if position.scaling == "ntk":  # which is another base
+        return {"rope_type": "default", "rope_theta": model.rope_theta * factor ** (width / (width - 2))}
+    scaled = {"rope_type": position.scaling, "rope_theta": model.rope_theta, "factor": factor}
+    return scaled | ({"original_max_position_embeddings": trained} if position.scaling == "yarn" else {})
+
+
 def flags(directory: str | Path) -> list[str]:
     """Returns `-o` for every size, for a run that starts from the weights in a directory."""
     model, vocab_size = read_config(directory)
-    named = model.model_dump(exclude={"weights", "moe"}) | {"weights": str(directory)}
+    named = model.model_dump(exclude={"weights", "moe", "position"}) | {"weights": str(directory)}
     shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
     return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
 

@@ -2,7 +2,7 @@
 
 Pre-norm by RMSNorm (Zhang & Sennrich 2019), rotary positions (Su et al. 2021, arXiv 2104.09864, in the layout of
 Hugging Face: coordinate i turns with coordinate i + width/2), grouped-query attention (Ainslie et al. 2023, arXiv
-2305.13245), SwiGLU (Shazeer 2020, arXiv 2002.05202), no biases.
+2305.13245), SwiGLU or GeGLU (Shazeer 2020, arXiv 2002.05202), no biases.
 """
 
 from __future__ import annotations
@@ -34,6 +34,30 @@ class Plain:
         return F.cross_entropy(head(x).flatten(0, -2).float(), targets.flatten(), reduction="sum")
 
 
+class Rotary:
+    """Tells the layers where tokens are, by turning queries and keys; `Llama` takes others with the same methods.
+
+    `start` is the number of tokens that were read before, which belong to the same document.
+    """
+
+    def __init__(self, width: int, theta: float) -> None:
+        self.width, self.theta = width, theta
+
+    def place(self, x: Tensor, documents: Tensor | None, start: int) -> Tensor:
+        """Returns the embedded tokens x [batch, length, hidden], to which other positions are added."""
+        return x
+
+    def turns(self, length: int, device: torch.device, start: int) -> Tensor:
+        """Returns cos and sin [2, length, width] of the angles by which `rotate` turns."""
+        return tables(length, self.width, self.theta, device, start)
+
+    def limit(
+        self, mask: Tensor | None, documents: Tensor | None, length: int, device: torch.device, start: int
+    ) -> Tensor | None:
+        """Returns the argument of `Plain.attend`, made of the causal mask, None where the whole row may be seen."""
+        return mask
+
+
 class Llama(nn.Module):
     """tokens: [batch, length] of ids -> logits: [batch, length, vocab_size], each of the token that follows.
 
@@ -42,7 +66,7 @@ class Llama(nn.Module):
 
     With targets [batch, length], -100 for none, it returns their summed cross-entropy in place of the logits.
 
-    feed: makes a block's MLP of (hidden_size, mlp_size); None: a `SwiGLU`.
+    feed: makes a block's MLP of (hidden_size, mlp_size); None: a `GatedMLP`. positions: None for `Rotary` ones.
     """
 
     def __init__(
@@ -59,11 +83,13 @@ class Llama(nn.Module):
         tie: bool = False,
         kernels: type[Plain] = Plain,
         feed: Callable[[int, int], nn.Module] | None = None,
+        positions: Rotary | None = None,
     ) -> None:
         super().__init__()
-        self.embed = Embed(vocab_size, hidden_size, hidden_size // num_heads, rope_theta, kernels)
+        positions = positions or Rotary(hidden_size // num_heads, rope_theta)
+        self.embed = Embed(vocab_size, hidden_size, positions, kernels)
         self.blocks = nn.ModuleList(
-            Block(hidden_size, num_heads, num_kv_heads, mlp_size, norm_eps, kernels, feed or SwiGLU)
+            Block(hidden_size, num_heads, num_kv_heads, mlp_size, norm_eps, kernels, feed or GatedMLP)
             for _ in range(num_layers)
         )
         self.head = Head(vocab_size, hidden_size, norm_eps, kernels)
@@ -109,11 +135,11 @@ class Embed(nn.Module):
     past: int | None = None  # number of tokens read before, between `remember` and `forget`
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, width: int, theta: float, kernels: type[Plain] = Plain
+        self, vocab_size: int, hidden_size: int, positions: Rotary, kernels: type[Plain] = Plain
     ) -> None:
         super().__init__()
-        self.tokens, self.width, self.theta = nn.Embedding(vocab_size, hidden_size), width, theta
-        self.kernels = kernels
+        self.tokens = nn.Embedding(vocab_size, hidden_size)
+        self.positions, self.kernels = positions, kernels
 
     def forward(
         self,
@@ -122,14 +148,16 @@ class Embed(nn.Module):
         targets: Tensor | None = None,
         begins: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        length, past = tokens.shape[1], self.past or 0
-        turns = tables(length, self.width, self.theta, tokens.device, past)
-        mask = None if documents is None else self.kernels.mask(documents, self.width, begins)
+        length, past, device = tokens.shape[1], self.past or 0, tokens.device
+        turns = self.positions.turns(length, device, past)
+        mask = None if documents is None else self.kernels.mask(documents, self.positions.width, begins)
         if past:
-            mask = torch.ones(length, past + length, dtype=torch.bool, device=tokens.device).tril(past)
+            mask = torch.ones(length, past + length, dtype=torch.bool, device=device).tril(past)
+        mask = self.positions.limit(mask, documents, length, device, past)
         if self.past is not None:
             self.past += length
-        return self.tokens(tokens), turns[0], turns[1], *(t for t in (mask, targets) if t is not None)
+        x = self.positions.place(self.tokens(tokens), documents, past)
+        return x, turns[0], turns[1], *(t for t in (mask, targets) if t is not None)
 
 
 class Block(nn.Module):
@@ -164,14 +192,16 @@ class Head(nn.Module):
         return self.kernels.loss(x, self.logits, *targets) if targets else self.logits(x)
 
 
-class SwiGLU(nn.Module):
-    def __init__(self, hidden: int, mlp: int) -> None:
+class GatedMLP(nn.Module):
+    """Computes down(activation(gate(x)) * up(x)): SwiGLU with SiLU, GeGLU with GELU."""
+
+    def __init__(self, hidden: int, mlp: int, activation: type[nn.Module] = nn.SiLU) -> None:
         super().__init__()
         self.gate, self.up = nn.Linear(hidden, mlp, bias=False), nn.Linear(hidden, mlp, bias=False)
-        self.down, self.silu = nn.Linear(mlp, hidden, bias=False), nn.SiLU()
+        self.down, self.activation = nn.Linear(mlp, hidden, bias=False), activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.silu(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class Recalls(nn.Module):
@@ -200,7 +230,10 @@ class Attention(Recalls):
         if self.past is not None:
             k, v = (torch.cat(parts, dim=2) for parts in zip(*self.past, (k, v), strict=True))
             self.past = [(k, v)]
-        out = self.kernels.attend(q, k, v, next((t for t in extra if t.dtype != torch.int64), None))
+        mask = next((t for t in extra if t.dtype != torch.int64), None)
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(q.dtype)  # as autocast computes
+        out = self.kernels.attend(q, k, v, mask)
         return self.o(out.transpose(1, 2).flatten(2))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,8 +16,10 @@ from studies.gpt.config import Config
 from studies.gpt.data import Tokens, train_rows
 from studies.gpt.experts import Experts, Load, Route, balance_loss, recorded, slots, z_loss
 from studies.gpt.generate import generate
-from studies.gpt.model import Llama, Plain
-from trainer.data import Mixture, next_tokens
+from studies.gpt.model import GatedMLP, Llama, Plain, Rotary
+from studies.gpt.positions import Alibi, Learned, Limit, Scaled
+from studies.gpt.reach import Reach
+from trainer.data import Mixture, Packed, next_tokens
 from trainer.data.loader import to_device
 from trainer.data.view import collate
 from trainer.finding import Finding, names
@@ -28,6 +30,7 @@ from trainer.runtime.device import pick_device
 from trainer.task import LanguageModel, Loss, Task
 
 EXPERTS = "dead experts"  # the check of `GptTask.findings`
+ACTIVATIONS: dict[str, type[nn.Module]] = {"swiglu": nn.SiLU, "geglu": nn.GELU}
 
 
 class Kernels(Plain):
@@ -72,8 +75,13 @@ class GptTask(Task):
 
     @cached_property
     def begins(self) -> bool:
-        """Returns True if batches have the documents' offsets, which attention on a GPU uses and lanes do not."""
-        return pick_device(self.config.train.device).type == "cuda" and self.config.train.fixed_lanes == 1
+        """Returns True if batches have the documents' offsets.
+
+        Attention on a GPU uses them; lanes do not, nor do positions that need a mask.
+        """
+        position, train = self.config.model.position, self.config.train
+        masked = position.kind == "alibi" or position.window is not None
+        return pick_device(train.device).type == "cuda" and train.fixed_lanes == 1 and not masked
 
     @cached_property
     def whole(self) -> bool:
@@ -127,13 +135,16 @@ class GptTask(Task):
 
         The general domain has `val/general_loss` and so on. With the generated corpus `val/floor` is the loss of the
         source itself, and `val/excess` the difference from it. With data.test the same is returned as `test/...`. A
-        mixture of experts adds the metrics of `Load`.
+        mixture of experts adds the metrics of `Load`, and data.by_position those of `Reach`.
         """
         metrics: dict[str, float] = {}
         for part in ("val", "test") if self.data.test else ("val",):
             for domain in self.tokens.domains:
                 prefix = f"{part}/" if domain == "target" else f"{part}/{domain}_"
                 metrics |= {prefix + name: value for name, value in self._judged(model, domain, part).items()}
+                if self.data.by_position:
+                    reach = self._reach(model, domain, part)
+                    metrics |= {prefix + name: value for name, value in reach.metrics().items()}
         seen = self.progress * len(self.rows) * self.config.train.num_epochs * self.data.block_size
         size = active_parameters(self.config.model, self.data.vocab_size)
         return metrics | {"budget/tokens": seen, "budget/flops": flops(size, seen)}
@@ -188,14 +199,9 @@ class GptTask(Task):
 
     def _spent(self, model: nn.Module, domain: str, part: str, load: Load) -> tuple[float, float]:
         """Returns (nats, tokens predicted) over all rows of a part, and adds the loads of experts to `load`."""
-        device = next(model.parameters()).device
-        rows = self.tokens.packed(domain, part, self.data.block_size, seed=0, begins=self.begins)
         nats, count = 0.0, 0.0
-        train = self.config.train
-        size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
-        for part_of in torch.arange(len(rows)).split(size):
-            samples = [rows[i] for i in part_of.tolist()]
-            batch = to_device(collate(rows)(samples), device)
+        rows = self._rows(domain, part)
+        for batch in self._batches(model, rows):
             with recorded() as routes:
                 loss = self._loss(model, batch, whole=rows.most_documents == 1)
             if routes:
@@ -203,16 +209,48 @@ class GptTask(Task):
             nats, count = nats + float(loss.sum), count + float(loss.count)
         return nats, count
 
+    def _reach(self, model: nn.Module, domain: str, part: str) -> Reach:
+        corpus = self.data.corpus
+        reach = Reach(3 * corpus.keys if corpus.keys and not self.data.path and self.data.tokenizer == "bytes" else 0)
+        for batch in self._batches(model, self._rows(domain, part)):
+            reach.add(model(batch["tokens"], batch["documents"], begins=batch.get("begins")), batch)
+        return reach
+
+    def _rows(self, domain: str, part: str) -> Packed:
+        return self.tokens.packed(domain, part, self.data.block_size, seed=0, begins=self.begins)
+
+    def _batches(self, model: nn.Module, rows: Packed) -> Iterator[dict[str, Tensor]]:
+        device, train = next(model.parameters()).device, self.config.train
+        size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
+        for numbers in torch.arange(len(rows)).split(size):
+            yield to_device(collate(rows)([rows[i] for i in numbers.tolist()]), device)
+
 
 def sizes(config: Config) -> dict[str, Any]:
     """Returns the arguments of `Llama`, other than the vocabulary."""
     model, moe = config.model, config.model.moe
-    plain = model.model_dump(exclude={"mlp_size", "weights", "moe"}) | {"mlp_size": model.mlp}
+    plain = model.model_dump(exclude={"mlp_size", "weights", "moe", "position", "activation"})
+    plain |= {"mlp_size": model.mlp, "positions": positions(config)}
+    activation = ACTIVATIONS[model.activation]
     if not model.mixed:
-        return plain
+        return plain | {"feed": partial(GatedMLP, activation=activation)}
     room = slots(moe.capacity, top_k=moe.top_k, experts=moe.experts, length=config.data.block_size)
     chosen = {"experts": moe.experts, "top_k": moe.top_k, "slots": room, "shared": moe.shared}
-    return plain | {"feed": partial(Experts, **chosen)}
+    return plain | {"feed": partial(Experts, **chosen, activation=activation)}
+
+
+def positions(config: Config) -> Rotary:
+    """Returns the positions of a configuration, for rows of `data.block_size` tokens."""
+    model, position, length = config.model, config.model.position, config.data.block_size
+    width, limit = model.hidden_size // model.num_heads, Limit(position.window, position.sinks)
+    if position.kind == "alibi":
+        return Alibi(width, model.num_heads, limit)
+    if position.kind == "learned":
+        return Learned(width, model.hidden_size, length, limit)
+    trained = position.trained or length
+    return Scaled(
+        width, model.rope_theta, scaling=position.scaling, trained=trained, factor=length / trained, limit=limit
+    )
 
 
 def _counted(batch: Mapping[str, Tensor]) -> Tensor:

@@ -81,6 +81,9 @@ PROBES: dict[str, dict[str, Any]] = {
         "model.norm_eps": 0.1, "model.tie": False, "model.weights": "/nonexistent", "samples.prompts": ("a",),
         "samples.tokens": 4, "samples.temperature": 0.0, "model.moe.experts": 4, "model.moe.top_k": 1,
         "model.moe.capacity": 0.5, "model.moe.shared": 1, "model.moe.balance": 1.0, "model.moe.z_loss": 1.0,
+        "model.position.kind": "alibi", "model.position.scaling": "ntk", "model.position.trained": 64,
+        "model.position.window": 3, "model.position.sinks": 2, "model.activation": "geglu", "data.by_position": True,
+        "data.corpus.words": 9, "data.corpus.keys": 2,
     },
     "lora": {**_RECORDS, "loss.contrastive": 0.5, "loss.temperature": 0.9},
     "dpo": {

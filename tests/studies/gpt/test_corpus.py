@@ -15,11 +15,11 @@ import torch
 from hpo import load
 from hpo.space.config import parse_override
 from studies.gpt.check import check
-from studies.gpt.config import LONGEST, Config, CorpusConfig, DataConfig, MixPhase
+from studies.gpt.config import Config, CorpusConfig, DataConfig, MixPhase
 from studies.gpt.corpus import prepare
 from studies.gpt.data import Tokens, phase_ratios, train_rows
 from studies.gpt.experts import Load
-from studies.gpt.source import MAX_WORDS, Source, generate
+from studies.gpt.source import Source, generate
 from studies.gpt.task import GptTask
 from trainer.config import TrainConfig
 from trainer.errors import DataError
@@ -42,14 +42,14 @@ def test_the_floor_is_the_logarithm_of_how_often_a_text_comes():
         assert abs(count / 6000 - p) < 4 * math.sqrt(p * (1 - p) / 6000)
     chains = [[source.words.index(word) for word in one.decode().split(" ")] for one in text.documents]
     assert text.nats == pytest.approx(sum(source.nats(chain) for chain in chains))
-    assert max(map(len, chains)) == MAX_WORDS
+    assert max(map(len, chains)) == 16
 
 
 def test_of_all_texts_the_probabilities_add_up_to_one():
     """By the length of the document, up to the end that comes for certain."""
     source = Source(["a", "b"], CorpusConfig(num_words=4, successors=2), np.random.default_rng(0))
     total, chains = 0.0, [[0], [1]]
-    for length in range(1, MAX_WORDS + 1):
+    for length in range(1, 17):
         assert all(len(chain) == length for chain in chains)
         total += sum(math.exp(-source.nats(chain)) for chain in chains)
         if length < 10:
@@ -62,7 +62,7 @@ def test_of_all_texts_the_probabilities_add_up_to_one():
 def test_documents_fit_the_least_row_and_domains_differ():
     corpus = generate(CorpusConfig(general=300, target=300), seed=3)
     everything = [document for parts in corpus.values() for text in parts.values() for document in text.documents]
-    assert max(map(len, everything)) + 2 <= LONGEST
+    assert max(map(len, everything)) + 2 <= CorpusConfig().longest
     pairs = [
         {pair for d in corpus[domain]["train"].documents for pair in zip(d.split(), d.split()[1:], strict=False)}
         for domain in ("general", "target")
