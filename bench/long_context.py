@@ -1,10 +1,10 @@
-"""What a gpt trained on rows of 256 tokens loses on rows of 2,048, by its positions, before it continues there and after.
+"""What a gpt trained on rows of 256 tokens loses on rows of 2,048, by its positions, as it is and trained on there.
 
     python bench/long_context.py [--seeds 1] [--epochs 8] [--more 2] [--cells FILE]
 
-The generated documents define six keys at their start and ask for each again (studies/gpt/source.py). Those of the
-first training have 28 words and fit 256 tokens; those it continues on have 280 of the same language, and a digit may lie
-2,000 tokens after its definition. A row has the loss of the target domain in nats per token, for tokens from the
+The generated documents define six keys at their start and repeat each later (studies/gpt/source.py). Those of the
+first training have 28 words and fit 256 tokens; those it continues on have 280 of the same language, and a digit may
+lie 2,000 tokens after its definition. A row has the loss of the target domain in nats per token, for tokens from the
 128th, 256th, 512th and 1,024th position of their document to twice as far, and the loss of the digits from the 1,024th
 on, of which a uniform guess costs 2.30: on the weights of the first training as they are, then after it continued.
 """
@@ -94,7 +94,9 @@ def figures(kind: str, base: dict[str, Tensor], seed: int, epochs: int) -> list[
 
 
 def row(kind: str, means: np.ndarray, errors: np.ndarray) -> str:
-    cells = [f"{mean:.3f}" + (f" ± {error:.3f}" if error == error else "") for mean, error in zip(means, errors)]
+    cells = [
+        f"{mean:.3f}" + (f" ± {error:.3f}" if error == error else "") for mean, error in zip(means, errors, strict=True)
+    ]
     return f"| {kind} | " + " | ".join(cells) + " |"
 
 

@@ -46,7 +46,7 @@ class CorpusConfig(Frozen):
 
     @property
     def longest(self) -> int:
-        """Returns the most tokens of a document, in bytes: words and definitions, spaces between them, and both ends."""
+        """Returns the most tokens of a document, by bytes: words, definitions, spaces between them, and both ends."""
         return self.words * (LONGEST_WORD + 1) + 2 * self.keys * 3 + 1
 
     @model_validator(mode="after")
@@ -141,9 +141,9 @@ class MoeConfig(Frozen):
 class PositionConfig(Frozen):
     """Tells the model where tokens are, and how far back they see (see positions.py).
 
-    `scaling` makes rotary positions of a model that was trained on rows of `trained` tokens fit those of
-    `data.block_size`. `window` is the number of last tokens of its document that a token sees, itself included, None for
-    all, and `sinks` the number of the document's first tokens that it sees besides.
+    `scaling` fits the rotary positions of a model that was trained on rows of `trained` tokens to rows of
+    `data.block_size`. `window` is the number of last tokens of its document that a token sees, itself included; None:
+    all. `sinks` is the number of the document's first tokens that it sees besides.
     """
 
     kind: Literal["rotary", "alibi", "learned"] = "rotary"

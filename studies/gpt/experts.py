@@ -83,7 +83,14 @@ class Experts(Recalls):
     """
 
     def __init__(
-        self, hidden: int, mlp: int, *, experts: int, top_k: int, slots: int | None = None, shared: int = 0,
+        self,
+        hidden: int,
+        mlp: int,
+        *,
+        experts: int,
+        top_k: int,
+        slots: int | None = None,
+        shared: int = 0,
         activation: type[nn.Module] = nn.SiLU,
     ) -> None:
         super().__init__()

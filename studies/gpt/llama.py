@@ -84,9 +84,7 @@ def check(config: Config) -> None:
     if not (directory := config.model.weights):
         return
     model, vocab_size = read_config(directory)
-    theirs = {f"model.{name}": getattr(model, name) for name in CHECKED} | {
-        "data.vocab_size": vocab_size
-    }
+    theirs = {f"model.{name}": getattr(model, name) for name in CHECKED} | {"data.vocab_size": vocab_size}
     ours = {f"model.{name}": getattr(config.model, name) for name in CHECKED}
     ours |= {"model.mlp_size": config.model.mlp, "data.vocab_size": config.data.vocab_size}
     for name, value in ours.items():

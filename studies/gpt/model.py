@@ -134,9 +134,7 @@ class Embed(nn.Module):
 
     past: int | None = None  # number of tokens read before, between `remember` and `forget`
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, positions: Rotary, kernels: type[Plain] = Plain
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, positions: Rotary, kernels: type[Plain] = Plain) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, hidden_size)
         self.positions, self.kernels = positions, kernels

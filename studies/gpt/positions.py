@@ -9,9 +9,10 @@
              left alone, a ramp lies in between, and cos and sin are multiplied by 0.1 ln(factor) + 1 (section 3.2 to
              3.4). The ramp is linear in the number of the rate, as in the authors' code and in transformers.
 
-`Alibi` subtracts a multiple of the distance from the scores (Press et al. 2022, arXiv 2108.12409). `Learned` adds a vector
-for each position of a document. `window` and `sinks` of any of them limit what a token sees: the last `window` tokens of
-its document (Beltagy et al. 2020, arXiv 2004.05150) and the document's first `sinks` (Xiao et al. 2023, arXiv 2309.17453).
+`Alibi` subtracts a multiple of the distance from the scores (Press et al. 2022, arXiv 2108.12409). `Learned` adds a
+vector for each position of a document. `window` and `sinks` of any of them limit what a token sees: the last `window`
+tokens of its document (Beltagy et al. 2020, arXiv 2004.05150) and the document's first `sinks` (Xiao et al. 2023,
+arXiv 2309.17453).
 """
 
 from __future__ import annotations

@@ -226,9 +226,7 @@ def test_the_floor_of_documents_with_keys_is_the_logarithm_of_how_many_there_are
 
 def test_the_loss_is_told_by_the_position_in_a_document():
     """Against a loop; the digits are those after the definitions, and the whole adds up to the loss of all."""
-    config = Config.model_validate(
-        {"model": SIZES, "data": {"corpus": KEYED, "block_size": 256, "by_position": True}}
-    )
+    config = Config.model_validate({"model": SIZES, "data": {"corpus": KEYED, "block_size": 256, "by_position": True}})
     task = GptTask(config)
     model = model_of(config)
     metrics = task.evaluate(model)
