@@ -136,7 +136,7 @@ def command(directory: Path, processes: int) -> list[str]:
 
 
 def measured(directory: Path, planted: Planted) -> Iterator[tuple[str, float, float, int]]:
-    """Yields (kind, recall, precision, number planted) of the cleaned corpus."""
+    """Yields (kind, recall, precision, number planted) of the cleaned corpus, for each kind that was planted."""
     report = json.loads((directory / "clean" / "report.json").read_text())
     steps = {step["step"]: step for step in report["steps"]}
     kinds = {row: kind for kind, texts in planted.texts.items() for row in texts}
@@ -148,13 +148,14 @@ def measured(directory: Path, planted: Planted) -> Iterator[tuple[str, float, fl
             stayed.add(row := record["row"])
             if (kind := kinds.get(row)) and _holds(record["text"], planted.texts[kind][row], kind):
                 left[kind].add(row)
-    for kind, step in COPIES.items():
-        copies = planted.copies[kind]
-        yield kind, len(copies - stayed) / len(copies), len(copies - stayed) / steps[step]["documents"], len(copies)
+    counts = {kind: (planted.copies[kind], stayed, steps[step]["documents"]) for kind, step in COPIES.items()}
     for kind, texts in planted.texts.items():
         taken = steps["leaks"]["parts"] if kind == "leak" else report["replaced"].get(kind, 0)
-        gone = len(texts) - len(left[kind])
-        yield kind, gone / len(texts), gone / max(taken, 1), len(texts)
+        counts[kind] = set(texts), left[kind], taken
+    for kind, (rows, remaining, taken) in counts.items():
+        if rows:
+            gone = len(rows - remaining)
+            yield kind, gone / len(rows), gone / max(taken, 1), len(rows)
 
 
 def _holds(text: str, planted: str, kind: str) -> bool:

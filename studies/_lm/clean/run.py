@@ -17,7 +17,7 @@ from studies._lm.clean import duplicates, leaks
 from studies._lm.clean.documents import Document, documents, files_of, refuse_same_place
 from studies._lm.clean.filters import Batch, filter_batch, index_of, kept
 from studies._lm.clean.minhash import bands_of
-from studies._lm.clean.processes import for_each
+from studies._lm.clean.processes import for_each, wait_for_others
 from studies._lm.clean.report import write_report
 from studies._lm.clean.selection import Selection, score_batch, scorer_of, threshold_of, write_shard
 from studies._lm.clean.settings import EXACT, NEAR, Settings
@@ -48,7 +48,9 @@ def clean(settings: Settings, out: str, processes: int = 1) -> Path:
         if not report.exists():
             if settings.perplexity:
                 scorer_of(settings.perplexity)  # refuses a file that is not a model before the work begins
-            seconds = _Seconds(directory / WORK)
+            (directory / WORK).mkdir(exist_ok=True)
+            wait_for_others(directory / WORK)
+            seconds = _Seconds()
             _stages(settings, directory, processes, seconds)
             publish(directory / SECONDS, json.dumps(seconds.stages, indent=1).encode())
             os.replace(directory / WORK / REPORT, report)
@@ -59,9 +61,8 @@ def clean(settings: Settings, out: str, processes: int = 1) -> Path:
 class _Seconds:
     """The seconds that each stage took, of the run that ended it."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self) -> None:
         self.stages: dict[str, float] = {}
-        work.mkdir(exist_ok=True)
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
@@ -116,11 +117,11 @@ def _stages(settings: Settings, directory: Path, processes: int, seconds: _Secon
     if settings.perplexity:
         with seconds.of("perplexity"):
             batches = [number for number, _ in enumerate(corpus.counts) if not selection.scores(number).exists()]
-            for_each(partial(score_batch, selection, settings.perplexity), batches, processes)
+            for_each(partial(score_batch, selection, settings.perplexity), batches, processes, work)
             selection = Selection(corpus, threshold_of(selection, settings.quantile))
     with seconds.of("write"):
         missing = [number for number, _ in enumerate(corpus.counts) if not selection.tally(number).exists()]
-        for_each(partial(write_shard, selection, directory / SHARDS), missing, processes)
+        for_each(partial(write_shard, selection, directory / SHARDS), missing, processes, directory / WORK)
         write_report(settings, selection, directory, work / REPORT)
 
 
@@ -154,7 +155,7 @@ def _filter(settings: Settings, work: Path, processes: int) -> tuple[int, ...]:
                 if not kept(work, batch.number, "json").exists():
                     yield batch
 
-        for_each(partial(filter_batch, settings, work), missing(), processes)
+        for_each(partial(filter_batch, settings, work), missing(), processes, work)
         counts = [Tally.load(kept(work, number, "json")).read.parts for number in numbers]
         publish(counted, json.dumps(counts).encode())
     return tuple(json.loads(counted.read_bytes()))
@@ -180,6 +181,6 @@ def _mark(settings: Settings, corpus: duplicates.Corpus, processes: int) -> None
     if settings.runs(NEAR):
         bands, rows = bands_of(settings.similarity)
         missing = [band for band in range(bands) if not corpus.edges(band).exists()]
-        for_each(partial(duplicates.write_edges, corpus, settings.similarity, rows), missing, processes)
+        for_each(partial(duplicates.write_edges, corpus, settings.similarity, rows), missing, processes, corpus.work)
         duplicates.mark_near(corpus, bands)
         duplicates.settle_exact(corpus)
