@@ -27,7 +27,8 @@ def scorer(file: str) -> Callable[[str], float]:
     about, weights = exported(file)
     try:
         config = Config.model_validate(about)
-        model = built(GptTask(config)).eval()
+        begun = config.model.model_copy(update={"weights": ""})  # which are not where the trial had them, nor needed
+        model = built(GptTask(config.model_copy(update={"model": begun}))).eval()
         model.load_state_dict(weights)
     except (ValidationError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
