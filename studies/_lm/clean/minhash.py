@@ -16,8 +16,8 @@ from studies._lm.clean.grams import hashed, mixed, runs, words_of
 WORDS, PERMUTATIONS = 5, 128
 CAUGHT = 0.95  # of pairs whose similarity is the threshold
 _ROWS = 512  # runs times permutations that are computed at once fit a processor's cache
-_RANDOM = np.random.Generator(np.random.PCG64(5)).integers(0, 2**64, (2, PERMUTATIONS), dtype=np.uint64)
-_FACTORS, _TERMS = _RANDOM[0] | np.uint64(1), _RANDOM[1]
+_FACTORS, _TERMS = (hashed([f"{name} {number}" for number in range(PERMUTATIONS)]) for name in ("factor", "term"))
+_FACTORS |= np.uint64(1)
 
 
 def digest(text: str) -> bytes:

@@ -22,6 +22,10 @@ _KEYS = re.compile(
     r"|eyJ[A-Za-z0-9_-]{10,2000}\.eyJ[A-Za-z0-9_-]{10,4000}\.[A-Za-z0-9_-]{10,1000}"  # JSON Web Tokens
     r")(?![A-Za-z0-9_-])"
 )
+_KEY_BEGINS = (
+    *("AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghr_", "ghu_", "github_pat_", "glpat-", "sk-", "hf_", "AIza", "xox"),
+    *("k_live_", "k_test_", "eyJ"),
+)
 _EMAIL = re.compile(
     r"(?<![\w.+%-])[A-Za-z0-9][\w.+%-]{0,63}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}"
     r"(?![\w-])"
@@ -53,14 +57,19 @@ def _is_phone(text: str) -> bool:
     return not text.startswith("+") or sum(map(str.isdigit, text)) in _DIGITS
 
 
-# (kind, a text that every match has or "", pattern, a check of the match), in the order of replacement.
-_KINDS: tuple[tuple[str, str, re.Pattern[str], Callable[[str], bool] | None], ...] = (
-    ("private key", "PRIVATE KEY", _PRIVATE_KEY, None),
-    ("key", "", _KEYS, None),
-    ("email", "@", _EMAIL, None),
-    ("ip", ".", _IP4, None),
-    ("ip", ":", _IP6, _is_ip6),
-    ("phone", "", _PHONE, _is_phone),
+def _may_have_key(text: str) -> bool:
+    return any(map(text.__contains__, _KEY_BEGINS))
+
+
+# (kind, a quick test that each text with a match passes, pattern, a check of the match), in the order of replacement.
+# The tests begin with characters that the search can look for, unlike the patterns, which first look back.
+_KINDS: tuple[tuple[str, Callable[[str], object], re.Pattern[str], Callable[[str], bool] | None], ...] = (
+    ("private key", re.compile("PRIVATE KEY").search, _PRIVATE_KEY, None),
+    ("key", _may_have_key, _KEYS, None),
+    ("email", re.compile("@").search, _EMAIL, None),
+    ("ip", re.compile(r"\d\.\d").search, _IP4, None),
+    ("ip", re.compile(r"[0-9A-Fa-f]:[0-9A-Fa-f:]").search, _IP6, _is_ip6),
+    ("phone", re.compile(r"\d[ .()-]{1,2}\d|\+\d").search, _PHONE, _is_phone),
 )
 PLACEHOLDERS = {"private key": "<private-key>", "key": "<key>", "email": "<email>", "ip": "<ip>", "phone": "<phone>"}
 
@@ -68,8 +77,8 @@ PLACEHOLDERS = {"private key": "<private-key>", "key": "<key>", "email": "<email
 def replaced(text: str) -> tuple[str, Counter[str]]:
     """Returns the text with placeholders, and how many of each kind were replaced."""
     counts: Counter[str] = Counter()
-    for kind, needed, pattern, check in _KINDS:
-        if needed not in text:
+    for kind, may_match, pattern, check in _KINDS:
+        if not may_match(text):
             continue
 
         def placeholder(match: re.Match[str], kind: str = kind, check: Callable[[str], bool] | None = check) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-_WAITING = 2  # jobs for each process, so that memory holds few of them
+_WAITING = 2  # jobs beside those that run, so that memory holds few of them
 _WATCH = 1.0  # seconds
 
 Job = TypeVar("Job")
@@ -38,7 +38,7 @@ def for_each(function: Callable[[Job], None], jobs: Iterable[Job], processes: in
         try:
             for job in jobs:
                 running.append(pool.submit(function, job))
-                if len(running) > _WAITING * processes:
+                if len(running) > processes + _WAITING:
                     running.popleft().result()
             while running:
                 running.popleft().result()

@@ -33,6 +33,7 @@ class Facts:
     def __init__(self, text: str) -> None:
         self.text = text
         self.words = text.split()
+        self._distinct = len(self.words)  # length from which no run occurs more than once
 
     @cached_property
     def lower(self) -> str:
@@ -74,12 +75,10 @@ class Facts:
 
         Characters between words do not count. Of equally common runs the longest counts.
         """
-        grams = runs(self.hashes, length)
-        if not len(grams):
+        if not self._repeats(length):
             return 0.0
-        _, first, counts = np.unique(grams, return_index=True, return_counts=True)
-        if (most := int(counts.max())) < 2:
-            return 0.0
+        _, first, counts = np.unique(runs(self.hashes, length), return_index=True, return_counts=True)
+        most = int(counts.max())
         ends = np.concatenate(([0], np.cumsum(self.lengths)))
         starts = first[counts == most]
         longest = int((ends[starts + length] - ends[starts]).max())
@@ -87,12 +86,21 @@ class Facts:
 
     def repeated(self, length: int) -> float:
         """Returns the share of characters in runs of `length` words that occur more than once, each counted once."""
-        grams = runs(self.hashes, length)
-        if not len(grams):
+        if not self._repeats(length):
             return 0.0
-        _, places, counts = np.unique(grams, return_inverse=True, return_counts=True)
+        _, places, counts = np.unique(runs(self.hashes, length), return_inverse=True, return_counts=True)
         words = covered(counts[places] > 1, length)
         return share(int(self.lengths[words].sum()), int(self.lengths.sum()))
+
+    def _repeats(self, length: int) -> bool:
+        """Returns True if a run of `length` words occurs more than once, as then does a run of fewer words."""
+        if length >= self._distinct:
+            return False
+        grams = np.sort(runs(self.hashes, length))
+        if (grams[1:] == grams[:-1]).any():
+            return True
+        self._distinct = length
+        return False
 
 
 def share(count: int, whole: int) -> float:
@@ -111,7 +119,7 @@ def duplicate_characters(parts: list[str]) -> float:
 
 
 def _alphabetic(facts: Facts) -> float:
-    return share(sum(any(map(str.isalpha, word)) for word in facts.words), len(facts.words))
+    return share(sum(word[0].isalpha() or any(map(str.isalpha, word)) for word in facts.words), len(facts.words))
 
 
 def _stop_words(facts: Facts) -> int:
