@@ -143,7 +143,7 @@ def measured(directory: Path, planted: Planted) -> Iterator[tuple[str, float, fl
     stayed: set[int] = set()
     left: dict[str, set[int]] = {kind: set() for kind in planted.texts}
     for shard in sorted((directory / "clean" / "shards").iterdir()):
-        for line in shard.open():
+        for line in shard.read_text().splitlines():
             record = json.loads(line)
             stayed.add(row := record["row"])
             if (kind := kinds.get(row)) and _holds(record["text"], planted.texts[kind][row], kind):

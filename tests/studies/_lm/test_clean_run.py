@@ -139,6 +139,10 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, process):
 TEXTS = ["The first text, in one line.", "A second one\nwith \u00e9 and\n\nthree lines.", "And the third."]
 
 
+def lines(out: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for path in sorted((out / "shards").iterdir()) for line in path.read_text().splitlines()]
+
+
 def written(directory: Path, form: str) -> Path:
     table = pa.table({"text": [*TEXTS, None], "number": [1, 2, 3, 4]})
     path = directory / f"in.{form}"
@@ -165,7 +169,7 @@ def test_each_form_of_input_gives_the_same_texts(form, tmp_path):
     source = written(tmp_path, form)
     settings = Settings(str(source), separator="==" if form == "txt" else "", off=steps("c4", "gopher"))
     report = json.loads(clean(settings, str(tmp_path / "out")).read_text())
-    shards = [json.loads(line) for path in (tmp_path / "out/shards").iterdir() for line in path.open()]
+    shards = lines(tmp_path / "out")
     assert [record["text"] for record in shards] == TEXTS
     empty = next(step for step in report["steps"] if step["step"] == "empty")
     assert empty["documents"] == (form in ("jsonl", "csv", "parquet", "arrow"))
@@ -243,7 +247,7 @@ def test_documents_of_another_language_go(tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     options = ["--language", "en", "--off", "gopher", "--off", "c4"]
     assert main([str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *options]) == 0
-    shards = [json.loads(line)["text"] for path in (tmp_path / "out/shards").iterdir() for line in path.open()]
+    shards = [record["text"] for record in lines(tmp_path / "out")]
     assert shards == texts[:1]
     assert main([str(tmp_path / "in.jsonl"), str(tmp_path / "other"), "--language", "english"]) == 2
     assert "language='english' is not known: choose among" in capsys.readouterr().err

@@ -53,6 +53,10 @@ def test_a_score_is_the_mean_loss_of_its_tokens(exported, length):
         assert scorer(str(path))(text[:length]) == pytest.approx(plainly(model, text[:length]), rel=1e-5)
 
 
+def _shards(out: Path) -> list[str]:
+    return [line for file in sorted((out / "shards").iterdir()) for line in file.read_text().splitlines()]
+
+
 def test_documents_above_the_quantile_go(exported, tmp_path):
     _, path = exported
     texts = [letter * 50 for letter in "abcdefghij"]
@@ -60,7 +64,7 @@ def test_documents_above_the_quantile_go(exported, tmp_path):
     off = ["--off", "gopher", "--off", "c4"]
     options = ["--perplexity", str(path), "--quantile", "0.5", "--shard-mb", "0.001"]
     assert main([str(tmp_path / "in.jsonl"), str(tmp_path / "out"), *off, *options]) == 0
-    kept = [json.loads(line)["text"] for file in sorted((tmp_path / "out/shards").iterdir()) for line in file.open()]
+    kept = [json.loads(line)["text"] for line in _shards(tmp_path / "out")]
     score = scorer(str(path))
     lowest = sorted(texts, key=score)[:5]
     assert kept == [text for text in texts if text in lowest]
