@@ -39,15 +39,19 @@ def filter_batch(settings: Settings, work: Path, batch: Batch) -> None:
     """Stores what the steps leave of a batch, with its digests and signatures."""
     tally = Tally()
     steps = _steps(settings, work)
-    survivors = [left for document in batch.documents for left in _left(document, steps, tally)]
-    publish(kept(work, batch.number, "jsonl"), "".join(map(line_of, survivors)).encode())
-    if settings.runs(EXACT):
-        digests = b"".join(minhash.digest(document.text) for document in survivors)
-        publish(kept(work, batch.number, "digests"), digests)
-    if settings.runs(NEAR):
-        signatures = b"".join(minhash.signature(document.text).tobytes() for document in survivors)
-        publish(kept(work, batch.number, "signatures"), signatures)
-    tally.read.parts = len(survivors)
+    lines: list[bytes] = []
+    digests: list[bytes] = []
+    signatures: list[bytes] = []
+    for document in batch.documents:
+        for left in _left(document, steps, tally):
+            lines.append(line_of(left).encode())
+            if settings.runs(EXACT):
+                digests.append(minhash.digest(left.text))
+            if settings.runs(NEAR):
+                signatures.append(minhash.signature(left.text).tobytes())
+    for suffix, parts in (("jsonl", lines), ("digests", digests), ("signatures", signatures)):
+        publish(kept(work, batch.number, suffix), b"".join(parts))
+    tally.read.parts = len(lines)
     tally.save(kept(work, batch.number, "json"))
 
 

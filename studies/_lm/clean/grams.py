@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,13 +17,12 @@ _MIX = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # of Murm
 _SHIFT = np.uint64(33)
 
 
-class _Cache(dict[str, int]):
-    def __missing__(self, word: str) -> int:
+class _Cache(dict[str, bytes]):
+    def __missing__(self, word: str) -> bytes:
         if len(self) >= _MOST_WORDS:
             self.clear()
-        digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        number = self[word] = int.from_bytes(digest, "little")
-        return number
+        digest = self[word] = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return digest
 
 
 _CACHE = _Cache()
@@ -35,7 +35,13 @@ def words_of(text: str) -> list[str]:
 
 def hashed(words: Sequence[str]) -> Hashes:
     """Returns a hash of each word."""
-    return np.fromiter(map(_CACHE.__getitem__, words), dtype=np.uint64, count=len(words))
+    return np.frombuffer(b"".join(map(_CACHE.__getitem__, words)), "<u8")
+
+
+@lru_cache(maxsize=1)
+def word_hashes(text: str) -> Hashes:
+    """Returns a hash of each word of a text, in lower case and without punctuation."""
+    return hashed(words_of(text))
 
 
 def runs(hashes: Hashes, length: int) -> Hashes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from studies._lm.clean.grams import WORD, covered, hashed, runs, words_of
+from studies._lm.clean.grams import WORD, covered, runs, word_hashes
 
 LENGTH, WINDOW, SHORTEST, MOST_PIECES = 13, 200, 200, 10
 _BATCH = 1 << 20  # hashes that are sorted at once
@@ -25,7 +25,7 @@ def write_index(texts: Iterable[str], file: Path) -> int:
     """
     sorted_parts, waiting, size, short = np.empty(0, np.uint64), [np.empty(0, np.uint64)], 0, 0
     for text in texts:
-        grams = runs(hashed(words_of(text)), LENGTH)
+        grams = runs(word_hashes(text), LENGTH)
         short += not len(grams)
         waiting.append(grams)
         size += len(grams)
@@ -44,7 +44,7 @@ def read_index(file: Path) -> np.ndarray:
 
 def cut(text: str, index: np.ndarray) -> list[str] | None:
     """Returns the pieces that are left of a text, or None if it shares no run with the index."""
-    shared = _shared(runs(hashed(words_of(text)), LENGTH), index)
+    shared = _shared(runs(word_hashes(text), LENGTH), index)
     if not shared.any():
         return None
     words = list(WORD.finditer(text))

@@ -11,13 +11,13 @@ import unicodedata
 
 import numpy as np
 
-from studies._lm.clean.grams import hashed, mixed, runs, words_of
+from studies._lm.clean.grams import hashed, mixed, runs, word_hashes
 
 WORDS, PERMUTATIONS = 5, 128
 CAUGHT = 0.95  # of pairs whose similarity is the threshold
 _ROWS = 512  # runs times permutations that are computed at once fit a processor's cache
 _FACTORS, _TERMS = (hashed([f"{name} {number}" for number in range(PERMUTATIONS)]) for name in ("factor", "term"))
-_FACTORS |= np.uint64(1)
+_FACTORS = _FACTORS | np.uint64(1)
 
 
 def digest(text: str) -> bytes:
@@ -28,7 +28,7 @@ def digest(text: str) -> bytes:
 
 def shingles(text: str) -> np.ndarray:
     """Returns the hashes of the runs of 5 words, each once; of a shorter text, that of all its words."""
-    words = hashed(words_of(text))
+    words = word_hashes(text)
     return np.unique(runs(words, min(WORDS, len(words)) or 1))
 
 
