@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser().parse_args(arguments))
     out, processes = options.pop("out"), options.pop("processes")
     try:
-        report = clean(Settings(**options | {"off": steps_of(options["off"])}), out, processes)
+        options["off"] = steps_of(options["off"])
+        report = clean(Settings(**options), out, processes)
     except (ConfigError, DataError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

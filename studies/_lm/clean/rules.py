@@ -126,6 +126,11 @@ def _stop_words(facts: Facts) -> int:
     return len(STOP_WORDS.intersection(facts.lower.split()))
 
 
+def _is_policy(line: str) -> bool:
+    lower = line.lower()
+    return any(policy in lower for policy in POLICIES)
+
+
 def _top(length: int, most: float) -> Callable[[Facts], bool]:
     return lambda facts: facts.top(length) > most
 
@@ -190,10 +195,7 @@ LINE_RULES: dict[str, tuple[str, Callable[[str], bool]]] = {
     "c4-terminal": ("does not end in a terminal punctuation mark", lambda line: not line.endswith(TERMINALS)),
     "c4-line-words": ("has fewer than 5 words", lambda line: len(line.split()) < 5),
     "c4-javascript": ("has the word javascript", lambda line: "javascript" in line.lower()),
-    "c4-policy": (
-        "is of a policy, such as on cookies",
-        lambda line: (lower := line.lower()) and any(map(lower.__contains__, POLICIES)),
-    ),
+    "c4-policy": ("is of a policy, such as on cookies", _is_policy),
 }
 NAMES = (*LINE_RULES, *DOCUMENT_RULES)
 
