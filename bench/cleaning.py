@@ -186,9 +186,8 @@ def main() -> None:
         busy, memory = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
         print(f"{planted.documents:,} documents, {planted.bytes / 1e6:.1f} MB, {options.processes} processes")
         print(f"{seconds:.1f} s by the clock, {planted.bytes / 1e6 / seconds:.2f} MB/s")
-        print(
-            f"{busy:.1f} s of a processor, {planted.bytes / 1e6 / busy:.2f} MB/s, {memory:.0f} MiB in the largest process"
-        )
+        print(f"{busy:.1f} s of a processor, {planted.bytes / 1e6 / busy:.2f} MB/s")
+        print(f"{memory:.0f} MiB in the largest process")
         print("planted       number  recall  precision")
         for kind, recall, precision, number in measured(directory, planted):
             print(f"{kind:12} {number:7} {recall:7.4f} {precision:10.4f}")
