@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_model
 from torch.nn import functional as F
 
 from studies._lm.exported import exported
@@ -24,12 +25,12 @@ def scorer(file: str) -> Callable[[str], float]:
     A text is read in pieces of the model's `data.block_size`, up to 2,048 tokens of it. One thread computes, so that a
     text has one score whatever else is computed. Raises DataError for a file that is not such a model.
     """
-    about, weights = exported(file)
+    about, _ = exported(file)
     try:
         config = Config.model_validate(about)
         begun = config.model.model_copy(update={"weights": ""})  # which are not where the trial had them, nor needed
         model = built(GptTask(config.model_copy(update={"model": begun}))).eval()
-        model.load_state_dict(weights)
+        load_model(model, file)  # a tied weight is in the file once
     except (ValidationError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{file} is not a model of the study gpt ({reason}): export one of its trials.") from error

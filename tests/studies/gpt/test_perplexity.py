@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_model
 from torch.nn import functional as F
 
 from studies._lm.clean.__main__ import main
@@ -26,11 +26,7 @@ def exported(tmp_path_factory) -> tuple[torch.nn.Module, Path]:
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(3)  # so that losses differ
-    save_file(
-        {name: weight.clone() for name, weight in model.state_dict().items()},
-        path,
-        metadata={"config": CONFIG.model_dump_json()},
-    )
+    save_model(model, str(path), metadata={"config": CONFIG.model_dump_json()})
     return model, path
 
 
@@ -75,10 +71,6 @@ def test_a_file_of_another_model_is_one_sentence(tmp_path, exported):
     model, _ = exported
     path = tmp_path / "other.safetensors"
     other = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"num_layers": 2})})
-    save_file(
-        {name: weight.clone() for name, weight in model.state_dict().items()},
-        path,
-        metadata={"config": other.model_dump_json()},
-    )
+    save_model(model, str(path), metadata={"config": other.model_dump_json()})
     with pytest.raises(DataError, match=r"other.safetensors is not a model of the study gpt \(.*\): export one of its"):
         scorer(str(path))
