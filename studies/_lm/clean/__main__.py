@@ -47,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, DataError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+    except OSError as error:  # a disk that is full
+        print(f"error: {error.filename or out}: {error.strerror or error}; the same command goes on.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on.", file=sys.stderr)
+        return 130
     about = json.loads(report.read_bytes())
     before, after = about["input"], about["output"]
     print(f"{after['documents']:,} of {before['documents']:,} documents stay, {after['bytes']:,} bytes: {out}")

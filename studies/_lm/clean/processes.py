@@ -14,8 +14,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeVar
+
+from trainer.errors import DataError
 
 _WAITING = 2  # jobs beside those that run, so that memory holds few of them
 _WATCH = 1.0  # seconds
@@ -26,7 +29,7 @@ Job = TypeVar("Job")
 def for_each(function: Callable[[Job], None], jobs: Iterable[Job], processes: int, directory: Path) -> None:
     """Calls `function` for each job; if it is for several processes it must be picklable.
 
-    They hold `directory`.
+    They hold `directory`. Raises DataError if one of them is killed.
     """
     if processes == 1:
         for job in jobs:
@@ -42,6 +45,11 @@ def for_each(function: Callable[[Job], None], jobs: Iterable[Job], processes: in
                     running.popleft().result()
             while running:
                 running.popleft().result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process was killed, perhaps for lack of memory: give the same command with fewer processes, which "
+                "goes on from here."
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -20,8 +20,10 @@ from places import ROOT
 
 from bench import cleaning
 from studies._lm.clean.__main__ import main
+from studies._lm.clean.processes import for_each
 from studies._lm.clean.run import clean
 from studies._lm.clean.settings import Settings
+from trainer.errors import DataError
 from trainer.files.tables import read
 
 pytestmark = pytest.mark.whole
@@ -109,6 +111,21 @@ def _changed(path: Path, instead: int) -> int:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return instead
+
+
+def test_a_process_that_is_killed_is_one_sentence(tmp_path, process):
+    with pytest.raises(DataError, match="a process was killed, perhaps for lack of memory: give the same command with"):
+        for_each(os._exit, [1, 1, 1, 1, 1, 1], 2, tmp_path)
+
+
+def test_an_interrupt_ends_the_run_with_a_sentence(planted, tmp_path, process):
+    run = command(*arguments(planted[0], tmp_path / "out"))
+    with subprocess.Popen(run, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        while not (tmp_path / "out" / ".work" / "kept" / "000000.json").exists():
+            time.sleep(0.001)
+        running.send_signal(signal.SIGINT)
+        assert running.communicate()[1] == "stopped: the same command goes on.\n"
+    assert running.returncode == 130
 
 
 def test_a_finished_run_is_left_as_it_is(planted, cleaned, capsys):
