@@ -27,6 +27,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 RUN = ("base", "train", "ui", "plots", "text", "report", "serve")
 EXTRAS = (
     "postgres",
+    "clean",
     "images",
     "llm",
     "fp8",

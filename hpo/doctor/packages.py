@@ -32,6 +32,7 @@ PURPOSES = {
     "apprise": "--alert to a chat or by mail",
     "gpu": "load, power and temperature of NVIDIA's GPUs",
     "text": "BPE tokenizers",
+    "clean": "the language of texts (studies._lm.clean)",
     "images": "data sets in folders of images",
     "llm": "language models (lora, dpo, online, Hugging Face)",
     "fp8": "train.precision=fp8",
