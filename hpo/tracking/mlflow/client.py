@@ -56,7 +56,7 @@ def away(uri: str, seconds: float = 1.0) -> str:
 
 
 def check_trust(uri: str) -> None:
-    """Raises UserError if a server's certificate does not verify. A server that does not answer passes."""
+    """Raises UserError if a server's certificate does not verify. A server that does not answer raises nothing."""
     if reason := untrusted(uri):
         raise UserError(f"{reason}.")
 

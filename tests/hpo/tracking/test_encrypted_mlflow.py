@@ -63,6 +63,7 @@ def _without_trust(monkeypatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_a_study_is_tracked_over_verified_tls(tmp_path, empty_mlflow, monkeypatch):
     authority = Authority(tmp_path / "authority")

@@ -213,7 +213,7 @@ def test_documents_with_keys_hold_each_definition_twice():
         assert len(words) == 30 + 2 * 5 and len(document) + 2 <= CorpusConfig(**KEYED).longest
 
 
-def test_the_floor_of_documents_with_keys_is_the_logarithm_of_how_many_there_are():
+def test_the_floor_with_keys_is_the_logarithm_of_how_many_there_are():
     """One word and nothing to draw among words: the digits, two orders, and the places are even."""
     config = CorpusConfig(num_words=4, successors=1, words=3, keys=2)
     source = Source(["a", "b"], config, np.random.default_rng(0))
@@ -224,6 +224,7 @@ def test_the_floor_of_documents_with_keys_is_the_logarithm_of_how_many_there_are
     assert text.nats == pytest.approx(20_000 * math.log(kinds))
 
 
+@torch.no_grad()
 def test_the_loss_is_told_by_the_position_in_a_document():
     """Against a loop; the digits are those after the definitions, and the whole adds up to the loss of all."""
     config = Config.model_validate({"model": SIZES, "data": {"corpus": KEYED, "block_size": 256, "by_position": True}})
