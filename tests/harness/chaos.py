@@ -182,7 +182,7 @@ class Battle:
 
     def __init__(self, episode: Episode, servers: Servers, directory: Path) -> None:
         self._rng, self._servers = random.Random(episode.seed), servers
-        self._fell: Counter[str] = Counter()
+        self.fell: Counter[str] = Counter()
         name = f"chaos-{os.getpid()}-{episode.number}"
         bucket = servers.bucket(name) if episode.store == "bucket" else ""
         environ = {"HPO_LEASE_SECONDS": str(LEASE)}
@@ -199,8 +199,8 @@ class Battle:
             self.run = self._apart.on_driver(self.run)
         self._process = self.run.run()
 
-    def fight(self, seconds: float) -> Counter[str]:
-        """Runs the study to its end, which takes about so long without faults; returns the faults that fell."""
+    def fight(self, seconds: float) -> None:
+        """Runs the study to its end, which takes about so long without faults, and counts the faults that fall."""
         for _ in range(self._rng.randint(1, MOST)):
             due = time.monotonic() + self._rng.random() * seconds / 2
             while time.monotonic() < due and self._process.poll() is None:
@@ -214,7 +214,6 @@ class Battle:
         assert "Traceback" not in output, output
         if self._apart:
             self._apart.finished()
-        return self._fell
 
     def close(self) -> None:
         end_all()
@@ -223,7 +222,7 @@ class Battle:
 
     def _fall(self, faults: list[Callable[[], str]]) -> None:
         fault = self._rng.choice(faults)()
-        self._fell.update([fault] if fault else [])
+        self.fell.update([fault] if fault else [])
 
     def _cut(self) -> str:
         assert self._apart
@@ -300,7 +299,7 @@ def fought(episode: Episode, servers: Servers, uninterrupted: Whole, directory: 
     battle = Battle(episode, servers, directory)
     ended = Ended(episode, {})
     try:
-        ended.fell = dict(battle.fight(uninterrupted.seconds))
+        battle.fight(uninterrupted.seconds)
         ended.broken = faults(battle.run, uninterrupted)
     except subprocess.TimeoutExpired as error:
         ended.broken = [f"hung: {str(error.output)[-2000:]}"]
@@ -308,6 +307,7 @@ def fought(episode: Episode, servers: Servers, uninterrupted: Whole, directory: 
         ended.broken = [f"failed: {str(error)[-2000:]}"]
     finally:
         battle.close()
+    ended.fell = dict(battle.fell)
     if not ended.broken:
         shutil.rmtree(battle.run.home)
     ended.seconds = round(time.monotonic() - begun, 1)
