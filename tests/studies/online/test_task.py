@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
+from safetensors.torch import save_file
 from trainer_runs import MemoryReporter, Trial, killed_at, uninterrupted
 from typer.testing import CliRunner
 
 from hpo import load
 from hpo.cli.main import app
+from hpo.space.config import as_json
 from hpo.storage.home import Home
 from studies._lm.adapter import BASE
 from studies._lm.base import base_model
 from studies._lm.config import ModelConfig
+from studies._lm.exported import save_adapter
 from studies._lm.pairs import preferences, true_reward
 from studies.online.config import PROMPT
 from studies.online.rewards import combined, encoded, ensemble
@@ -273,6 +277,19 @@ def test_a_checkpoint_holds_all_that_a_resumed_trial_needs():
     state = {name: tensor for name, tensor in model.state_dict().items() if name != "kept.tokens"}
     with pytest.raises(RuntimeError, match=r"kept\.tokens"):
         task().model().load_state_dict(state)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21
+def test_a_policy_is_saved_as_plain_adapters(tmp_path):
+    """Of all that a trial trains, `PeftModel.from_pretrained` gets the policy's adapters."""
+    it = task()
+    model, file = perturbed(it), tmp_path / "trial.safetensors"
+    save_file(model.state_dict(), file, {"config": json.dumps(as_json(it.config))})
+    save_adapter(str(file), str(tmp_path / "adapter"))
+    tokens = torch.tensor([[*b"abcd?ab"]])
+    with torch.no_grad():
+        loaded = PeftModel.from_pretrained(base_model(ModelConfig()), tmp_path / "adapter")
+        torch.testing.assert_close(loaded(input_ids=tokens).logits, model.policy(input_ids=tokens).logits)
 
 
 # --- From the command line
