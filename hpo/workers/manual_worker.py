@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from contextlib import closing
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -78,8 +79,16 @@ class JoinableStudies:
         if self._study is not None and (state := self._ledger.look(self._state)) in ENDED:
             say(f"study {self._study} is {state}: there is nothing to train")
             return None
-        self._say_once(self._idle)
+        self._say_once(self._why_idle())
         return self._found
+
+    def _why_idle(self) -> str:
+        try:
+            if self._study is not None:
+                self._ledger.look(partial(queries.study_row, name=self._study))
+        except UserError as error:  # a name that is wrong, or a study that begins later
+            return f"{str(error).rstrip('.')}: waiting for it"
+        return self._idle
 
     def _open_studies(self, connection: Connection) -> list[tuple[StudyRow, LeaseRow]]:
         """Returns open studies that have trials, each with its driver's lease, if the holder is not known to be
@@ -142,9 +151,9 @@ def join(
 ) -> int:
     """Trains for the studies of `home` that are driven, or for the one named; returns the exit code once they are done.
 
-    With `stay` it then waits for the next driver, until it is asked to leave. `probes` is the address at which it says
-    that it runs, `metrics` that of its metrics. If torchrun has started several processes, one on each node, the first
-    does this, and the others start their shares of its trials' ranks.
+    With `stay` it then waits for the next driver, until it is asked to leave, and begins afresh if it loses its trial.
+    `probes` is the address at which it says that it runs, `metrics` that of its metrics. If torchrun has started
+    several processes, one on each node, the first does this, and the others start their shares of its trials' ranks.
     """
     environ = dict(os.environ)  # for a worker that is replaced: meeting the nodes removes torchrun's variables
     nodes = of_torchrun()
@@ -156,7 +165,7 @@ def join(
         answering(probes, ledger),
         exposed(metrics, home, figures.families),
     ):
-        code = _join(ledger, home, JoinableStudies(ledger, home, study, stay=stay), figures, nodes, environ)
+        code = _join(ledger, home, JoinableStudies(ledger, home, study, stay=stay), figures, nodes, environ, stay=stay)
     if nodes is not None and code == 0:
         nodes.dismiss()
     return code
@@ -169,10 +178,12 @@ def _join(
     figures: Figures,
     nodes: Nodes | None,
     environ: dict[str, str],
+    *,
+    stay: bool,
 ) -> int:
     if driven() is None:
         return 0
-    from hpo.workers.worker import Worker, serve  # imports torch
+    from hpo.workers.worker import FENCED, Worker, serve  # imports torch
 
     worker = Worker(ledger, home, "joined", say, None, lambda study_id, _: study_id in (driven() or ()), nodes, figures)
     signals: list[int] = []
@@ -193,6 +204,9 @@ def _join(
         return driven()
 
     code = serve(worker, studies)
+    if code == FENCED and stay:
+        worker.close()
+        code = AFRESH
     if code == AFRESH:
         say(f"begins afresh after {counted(worker.trained, 'trial')}")
         os.execve(sys.executable, [sys.executable, "-P", "-m", "hpo", *sys.argv[1:]], environ)

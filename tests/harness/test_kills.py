@@ -409,13 +409,14 @@ def exit_code(pid: int) -> int:
 
 
 @pytest.mark.usefixtures("process")
-def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, golden):
-    """One that has joined: its driver does not kill it, so that it may go on at any time."""
+@pytest.mark.parametrize("stay", [False, True])
+def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(stay, tmp_path, golden):
+    """One that has joined: its driver does not kill it, so that it may go on at any time, with another trial or not."""
     run = Run(tmp_path / "home", extra=("--workers", "1", "--window", "4", "-o", "pause=0.03"))
     run.environ["HPO_LEASE_SECONDS"] = "2"
     driver = run.run()
     first_claim(run, driver)
-    joined = run.start("worker", "--study", run.name, "--storage", Home(run.home).storage)
+    joined = run.start("worker", "--study", run.name, "--storage", Home(run.home).storage, *["--stay"] * stay)
     pid, trial_id, fence = stop_in_a_trial(run, workers.c.pid == joined.pid)
     stopped = (attempts.c.trial_id == trial_id, attempts.c.fence == fence)
     lost = select(attempts.c.fence).where(*stopped, attempts.c.outcome == "lost")
@@ -423,10 +424,14 @@ def test_a_worker_stopped_past_its_lease_is_fenced_and_writes_nothing(tmp_path, 
     before = rows_of(run, trial_id, fence)
     assert all(before), list(map(len, before))
     os.kill(pid, signal.SIGCONT)
-    run.finished(joined, FENCED)
-    assert rows_of(run, trial_id, fence) == before
+    if not stay:
+        run.finished(joined, FENCED)
+        assert rows_of(run, trial_id, fence) == before
     said = run.finished(driver)
-    assert re.search(rf"worker pid {pid} on \S+ has been silent for 2 s: see there why it hangs\.", said)
+    if stay:
+        output = run.finished(joined)
+        assert "fenced: " in output and "begins afresh after" in output and f"study {run.name} is complete" in output
+    assert re.search(rf"worker pid {pid} on \S+ has been silent for 2 s: it hangs, or its host is down", said)
     assert rows_of(run, trial_id, fence) == before
     check_sound(run, golden.digest, lost=2)  # what the others trained again, and what it did before it knew
 

@@ -103,7 +103,7 @@ class WorkerPool(ABC):
         return False
 
     def end(self, host: str, pid: int) -> None:
-        then = "see there why it hangs"
+        then = "it hangs, or its host is down or cut off; its trial goes to another worker"
         for worker in self._workers:
             if (process := worker.identity) and (process.host, process.pid) == (host, pid) and worker.code() is None:
                 self._silent.add(process)

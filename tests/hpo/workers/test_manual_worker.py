@@ -134,6 +134,17 @@ def test_a_worker_that_stays_waits_for_the_next_driver(two, capsys):
     assert [said.count(f"joined study here, which pid {pid} on far drives") for pid in (1, 2)] == [1, 1]
 
 
+def test_a_worker_that_stays_says_which_studies_there_are(two, capsys):
+    """The name may be wrong, or its study begins later."""
+    here, _, _ = two
+    clock = FakeClock()
+    driven = JoinableStudies(here.ledger, here.home, "heer", clock, stay=True)
+    assert [look(driven, clock) for _ in range(2)] == [[]] * 2
+    said = capsys.readouterr().out
+    assert said.count("no study 'heer' in this ledger (it holds here") == said.count("waiting for it") == 1
+    assert "did you mean 'here' or 'there'?" in said
+
+
 @pytest.mark.parametrize("ended", ["complete", "stopped"])
 def test_a_worker_that_stays_for_one_study_leaves_when_that_has_ended(two, ended):
     here, _, (lease, _) = two
