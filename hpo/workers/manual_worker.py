@@ -204,7 +204,7 @@ def _join(
         return driven()
 
     code = serve(worker, studies)
-    if code == FENCED and stay:
+    if code == FENCED and stay and not signals:
         worker.close()
         code = AFRESH
     if code == AFRESH:
