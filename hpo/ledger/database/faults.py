@@ -48,6 +48,7 @@ _UNMET = (
     ("connection is bad: (?:invalid|weak) |invalid connection option", "correct that parameter"),
 )
 _NOT_ALLOWED = "make it readable and writable, or choose another with {home} or {storage}"
+_NO_RIGHT = "use a role that may write there, on a server that takes writes, or choose another ledger with {storage}"
 _FIXES = (
     (
         {sqlite3.SQLITE_FULL, "53100"},
@@ -62,10 +63,8 @@ _FIXES = (
         {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"},
         "the file is damaged: restore it from a backup, or choose another {home}",
     ),
-    (
-        {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, "42501", "25006"},
-        _NOT_ALLOWED,
-    ),
+    ({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}, _NOT_ALLOWED),
+    ({"42501", "25006"}, _NO_RIGHT),  # insufficient privilege, a server that only reads
     (
         {sqlite3.SQLITE_ERROR, "42P01", "42703"},  # no such table, no such column
         "it is not a ledger of this platform: name another with {home} or {storage}",
@@ -156,7 +155,7 @@ def _storage_error(ledger: Ledger, error: exc.DBAPIError) -> HpoError:
     fix = next((fix for codes, fix in _FIXES if code in codes), unknown)
     cause = _cause(Path(ledger.engine.url.database or "")) if code == sqlite3.SQLITE_IOERR else ""
     fix = _NOT_ALLOWED if cause == os.strerror(errno.EPERM) else fix
-    kind = HomeError if fix is _NOT_ALLOWED else StorageError
+    kind = HomeError if fix in (_NOT_ALLOWED, _NO_RIGHT) else StorageError
     fix = fix.format(home=option("home"), storage=option("storage"), resume=command("resume"), cause=cause)
     return kind(f"the ledger {ledger.shown} failed ({_answer(error)}): {fix}.")
 
