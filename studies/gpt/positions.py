@@ -18,7 +18,6 @@ arXiv 2309.17453).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,17 +29,19 @@ Scaling = Literal["none", "linear", "ntk", "yarn"]
 FAST, SLOW = 32, 1  # rotations within the trained positions between which YaRN's ramp lies
 
 
-@dataclass(frozen=True)
-class Limit:
-    """What a token may see besides itself: the last `window` tokens, it included, and the first `sinks`; None: all."""
+class Windowed(Rotary):
+    """Rotary positions of tokens that see the last `window` tokens, themselves included, and the first `sinks`.
 
-    window: int | None = None
-    sinks: int = 0
+    A window of None is the whole document.
+    """
 
-    def __call__(
+    def __init__(self, width: int, theta: float = 1.0, *, window: int | None = None, sinks: int = 0) -> None:
+        super().__init__(width, theta)
+        self.window, self.sinks = window, sinks
+
+    def limit(
         self, mask: Tensor | None, documents: Tensor | None, length: int, device: torch.device, start: int
     ) -> Tensor | None:
-        """Returns the mask [batch or 1, 1, length, start + length], True if a token may look; None: causal."""
         if self.window is None:
             return mask
         distance = distances(length, device, start)
@@ -50,7 +51,7 @@ class Limit:
         return near & (distance >= 0 if mask is None else mask)
 
 
-class Scaled(Rotary):
+class Scaled(Windowed):
     """Rotary positions, scaled so that `factor` times `trained` of them fit."""
 
     def __init__(
@@ -61,45 +62,32 @@ class Scaled(Rotary):
         scaling: Scaling = "none",
         trained: int = 1,
         factor: float = 1.0,
-        limit: Limit | None = None,
+        window: int | None = None,
+        sinks: int = 0,
     ) -> None:
-        super().__init__(width, theta)
+        super().__init__(width, theta, window=window, sinks=sinks)
         self.scaling: Scaling = scaling
-        self.trained, self.factor, self._limit = trained, factor, limit or Limit()
+        self.trained, self.factor = trained, factor
 
     def turns(self, length: int, device: torch.device, start: int) -> Tensor:
         if self.scaling == "none" or self.factor == 1:
             return super().turns(length, device, start)
         return scaled_tables(length, self.width, self.theta, self.scaling, self.trained, self.factor, device, start)
 
-    def limit(
-        self, mask: Tensor | None, documents: Tensor | None, length: int, device: torch.device, start: int
-    ) -> Tensor | None:
-        return self._limit(mask, documents, length, device, start)
 
-
-class Unturned(Rotary):
+class Unturned(Windowed):
     """Positions that turn nothing."""
-
-    def __init__(self, width: int, limit: Limit | None = None) -> None:
-        super().__init__(width, 1.0)
-        self._limit = limit or Limit()
 
     def turns(self, length: int, device: torch.device, start: int) -> Tensor:
         ones = torch.ones(length, self.width, device=device)
         return torch.stack((ones, torch.zeros_like(ones)))
 
-    def limit(
-        self, mask: Tensor | None, documents: Tensor | None, length: int, device: torch.device, start: int
-    ) -> Tensor | None:
-        return self._limit(mask, documents, length, device, start)
-
 
 class Alibi(Unturned):
     """Subtracts slope * distance from the scores of each head, in place of turning queries and keys."""
 
-    def __init__(self, width: int, heads: int, limit: Limit | None = None) -> None:
-        super().__init__(width, limit)
+    def __init__(self, width: int, heads: int, *, window: int | None = None, sinks: int = 0) -> None:
+        super().__init__(width, window=window, sinks=sinks)
         self.heads = heads
 
     def limit(
@@ -114,9 +102,9 @@ class Alibi(Unturned):
 class Learned(nn.Module, Unturned):
     """Adds a learned vector for each position of a document, of which there are `count`."""
 
-    def __init__(self, width: int, hidden: int, count: int, limit: Limit | None = None) -> None:
+    def __init__(self, width: int, hidden: int, count: int, *, window: int | None = None, sinks: int = 0) -> None:
         nn.Module.__init__(self)
-        Unturned.__init__(self, width, limit)
+        Unturned.__init__(self, width, window=window, sinks=sinks)
         self.table = nn.Embedding(count, hidden)
 
     def place(self, x: Tensor, documents: Tensor | None, start: int) -> Tensor:

@@ -17,7 +17,7 @@ from studies.gpt.data import Tokens, train_rows
 from studies.gpt.experts import Experts, Load, Route, balance_loss, recorded, slots, z_loss
 from studies.gpt.generate import generate
 from studies.gpt.model import GatedMLP, Llama, Plain, Rotary
-from studies.gpt.positions import Alibi, Learned, Limit, Scaled
+from studies.gpt.positions import Alibi, Learned, Scaled
 from studies.gpt.reach import Reach
 from trainer.data import Mixture, Packed, next_tokens
 from trainer.data.loader import to_device
@@ -242,15 +242,14 @@ def sizes(config: Config) -> dict[str, Any]:
 def positions(config: Config) -> Rotary:
     """Returns the positions of a configuration, for rows of `data.block_size` tokens."""
     model, position, length = config.model, config.model.position, config.data.block_size
-    width, limit = model.hidden_size // model.num_heads, Limit(position.window, position.sinks)
+    width, window, sinks = model.hidden_size // model.num_heads, position.window, position.sinks
     if position.kind == "alibi":
-        return Alibi(width, model.num_heads, limit)
+        return Alibi(width, model.num_heads, window=window, sinks=sinks)
     if position.kind == "learned":
-        return Learned(width, model.hidden_size, length, limit)
-    trained = position.trained or length
-    return Scaled(
-        width, model.rope_theta, scaling=position.scaling, trained=trained, factor=length / trained, limit=limit
-    )
+        return Learned(width, model.hidden_size, length, window=window, sinks=sinks)
+    scaling, trained = position.scaling, position.trained or length
+    factor = length / trained
+    return Scaled(width, model.rope_theta, scaling=scaling, trained=trained, factor=factor, window=window, sinks=sinks)
 
 
 def _counted(batch: Mapping[str, Tensor]) -> Tensor:

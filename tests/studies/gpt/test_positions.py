@@ -19,7 +19,7 @@ from studies.gpt.config import Config, CorpusConfig, DataConfig
 from studies.gpt.corpus import prepare
 from studies.gpt.generate import generate
 from studies.gpt.model import Llama, forget, remember
-from studies.gpt.positions import Alibi, Limit, Scaled, places, rates, slopes
+from studies.gpt.positions import Alibi, Scaled, places, rates, slopes
 from studies.gpt.reach import Reach
 from studies.gpt.source import Source
 from studies.gpt.task import GptTask, sizes
@@ -175,9 +175,9 @@ def test_documents_of_a_row_and_kept_keys_change_nothing(position):
 def test_a_window_hides_what_lies_before_it_and_sinks_stay():
     """One layer sees as far as its window; further tokens change nothing, but for the first ones."""
     tokens = torch.randint(257, (1, 20))
-    for limit, changing in ((Limit(4), {16, 17, 18, 19}), (Limit(4, 2), {0, 1, 16, 17, 18, 19})):
+    for sinks, changing in ((0, {16, 17, 18, 19}), (2, {0, 1, 16, 17, 18, 19})):
         torch.manual_seed(0)
-        model = Llama(257, **SIZES | {"num_layers": 1}, positions=Scaled(8, 1e4, limit=limit)).eval()
+        model = Llama(257, **SIZES | {"num_layers": 1}, positions=Scaled(8, 1e4, window=4, sinks=sinks)).eval()
         before = model(tokens)[0, -1]
         for place in range(20):
             changed = tokens.clone()
