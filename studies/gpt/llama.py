@@ -169,7 +169,7 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
     (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def _rope(config: Config) -> dict[str, Any]:
+def _rope(config: Config) -> dict[str, str | float | None]:
     """Returns the positions as Hugging Face's `rope_parameters`."""
     model, position, trained = config.model, config.model.position, config.model.position.trained
     factor, width = config.data.block_size / (trained or config.data.block_size), model.hidden_size // model.num_heads
@@ -177,7 +177,8 @@ def _rope(config: Config) -> dict[str, Any]:
         return {"rope_type": "default", "rope_theta": model.rope_theta}
     if position.scaling == "ntk":  # which is another base
         return {"rope_type": "default", "rope_theta": model.rope_theta * factor ** (width / (width - 2))}
-    scaled = {"rope_type": position.scaling, "rope_theta": model.rope_theta, "factor": factor}
+    scaled: dict[str, str | float | None] = {"rope_type": position.scaling, "factor": factor}
+    scaled["rope_theta"] = model.rope_theta
     return scaled | ({"original_max_position_embeddings": trained} if position.scaling == "yarn" else {})
 
 
