@@ -252,7 +252,7 @@ class StudyHandle:
         format: str | None = None,
         quantize: str | None = None,
         force: bool = False,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Writes a trial's model, by default the best's, and returns what `hpo export --json` prints.
 
         Raises UserError if none of its checkpoints is kept, or for a format that cannot hold the model.

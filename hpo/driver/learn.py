@@ -74,8 +74,8 @@ class Lessons:
         )
         learned = (
             f"learned from {teachers}: the search tries {first} that did best there, and draws half of its random "
-            f"proposals near good ones while that helps; `{runs_without}` repeats it, "
-            f"{option('learn_from', NONE)} turns it off"
+            f"proposals near good ones while that helps; `{runs_without}` repeats it with this "
+            f"run's other options, {option('learn_from', NONE)} turns it off"
         )
         return (*self.unread, learned)
 
@@ -115,7 +115,7 @@ def read(ledger: Ledger | None, name: str, study: Study, requested: Sequence[str
             for teacher in sorted(studies.keys() - {*taught})
         ]
         if not knowledge:
-            raise UserError(" ".join(unread))
+            raise UserError(f"{' '.join(unread)} Name another study, or leave {option('learn_from')} out.")
     return Lessons(requested, {teacher: len(studies[teacher]) for teacher in taught}, knowledge, unread)
 
 
