@@ -237,6 +237,12 @@ class Config(Frozen):
     samples: SamplesConfig = SamplesConfig()
     train: TrainConfig = TRAIN
 
+    @property
+    def masks(self) -> bool:
+        """Returns True if attention always needs a mask: for lanes, and for positions that limit or weigh distances."""
+        position = self.model.position
+        return self.train.fixed_lanes > 1 or position.kind == "alibi" or position.window is not None
+
     @model_validator(mode="after")
     def _ranks_divide(self) -> Config:
         tensor, heads = self.train.parallel.tensor, self.model.num_kv_heads

@@ -158,8 +158,8 @@ scaled_tables._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMe
 def slopes(heads: int) -> list[float]:
     """Returns the slope of each head: 2^(-8 i / heads), i = 1 .. heads.
 
-    Where `heads` is no power of two, those of the power below come first, then every second one of the power above, as
-    in the authors' code.
+    Where `heads` is not a power of two, those of the power below come first, then every second one of the power above,
+    as in the authors' code.
     """
     power = 2 ** math.floor(math.log2(heads))
     first = [2 ** (-8 * i / power) for i in range(1, power + 1)]

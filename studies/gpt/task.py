@@ -75,13 +75,8 @@ class GptTask(Task):
 
     @cached_property
     def begins(self) -> bool:
-        """Returns True if batches have the documents' offsets.
-
-        Attention on a GPU uses them; lanes do not, nor do positions that need a mask.
-        """
-        position, train = self.config.model.position, self.config.train
-        masked = position.kind == "alibi" or position.window is not None
-        return pick_device(train.device).type == "cuda" and train.fixed_lanes == 1 and not masked
+        """Returns True if batches have the documents' offsets, which attention on a GPU uses."""
+        return pick_device(self.config.train.device).type == "cuda" and not self.config.masks
 
     @cached_property
     def whole(self) -> bool:
