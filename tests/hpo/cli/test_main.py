@@ -66,7 +66,7 @@ SURFACE = {
     "gc": "--study --keep-best --max-bytes --dry-run --json --home --storage --tracking-uri",
     "soup": "--study --top --trial --to --force --save --json --home --storage --tracking-uri",
     "promote": "number --name --alias --undo --dry-run --as-owner --study --json --home --storage --tracking-uri",
-    "export": "--to number --format --force --study --name --json --home --storage",
+    "export": "--to number --format --quantize --force --study --name --json --home --storage",
     "import": "",
     "import-config": "file --ranks --to --force --json",
     "extend": "number --study --name --workers --executor -o --json --home --storage --tracking-uri",
