@@ -36,16 +36,19 @@ connection.sendall(sys.argv[2].encode())
 while connection.recv(1 << 16): pass
 """
 RECEIVE = f"""
-import socket
+import select, socket, sys
 receiver = socket.socket(type=socket.SOCK_DGRAM)
+receiver.setsockopt(socket.SOL_SOCKET, 33, 1 << 20)  # SO_RCVBUFFORCE: a busy machine may read late
 receiver.bind(("", {PORT}))
-receiver.settimeout(0.5)
+receiver.settimeout(0.2)
 print("ready", flush=True)
-count = 0
-try:
-    while True: count += receiver.recv(8) == b"datagram"
-except TimeoutError:
-    print(count)
+count, sent = 0, False
+while True:
+    try: count += receiver.recv(8) == b"datagram"
+    except TimeoutError:
+        if sent: break
+        sent = bool(select.select([sys.stdin], [], [], 0)[0])
+print(count)
 """
 SEND = f"""
 import socket, sys
@@ -71,7 +74,8 @@ def network() -> Iterator[Network]:
 
 def start(host: Host, script: str, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-ISs", "-c", script, *words]
-    _started.append(host.run(command, os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    _started.append(host.run(command, os.environ, **pipes))
     return _started[-1]
 
 
@@ -93,7 +97,7 @@ def arrived(sender: Host, receiver: Host, count: int = 1) -> int:
     """How many of so many datagrams arrive."""
     receiving = ready(receiver, RECEIVE)
     start(sender, SEND, receiver.address, str(count)).communicate()
-    return int(receiving.communicate()[0])
+    return int(receiving.communicate()[0])  # which closes its input: all is sent
 
 
 def test_a_partition_cuts_both_directions_until_it_is_healed(network):
