@@ -28,7 +28,7 @@ from hpo.workers import worker
 from trainer.redaction import redacted
 
 SEED, COUNT = map(int, os.environ.get("FUZZ", "1:300").split(":"))
-CODES = {0, 1, 2, 3, 130}
+CODES = {0, 1, 2, 3, 75, 130}
 LONGEST = 1500  # characters of a message, whatever was typed
 
 STUDY = """
