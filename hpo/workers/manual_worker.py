@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from contextlib import closing
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -76,19 +75,12 @@ class JoinableStudies:
         if self._joined and not self._stay:
             return None
         self._joined.clear()
-        if self._study is not None and (state := self._ledger.look(self._state)) in ENDED:
+        state, idle = self._ledger.look(self._standing)
+        if state in ENDED:
             say(f"study {self._study} is {state}: there is nothing to train")
             return None
-        self._say_once(self._why_idle())
+        self._say_once(idle)
         return self._found
-
-    def _why_idle(self) -> str:
-        try:
-            if self._study is not None:
-                self._ledger.look(partial(queries.study_row, name=self._study))
-        except UserError as error:  # a name that is wrong, or a study that begins later
-            return f"{str(error).rstrip('.')}: waiting for it"
-        return self._idle
 
     def _open_studies(self, connection: Connection) -> list[tuple[StudyRow, LeaseRow]]:
         """Returns open studies that have trials, each with its driver's lease, if the holder is not known to be
@@ -101,9 +93,14 @@ class JoinableStudies:
                 rows.append((study, lease))
         return rows
 
-    def _state(self, connection: Connection) -> str:
-        study = queries.find_study(connection, self._study or "")
-        return study.state if study else "not begun"
+    def _standing(self, connection: Connection) -> tuple[str, str]:
+        """Returns the state of the study that was named, empty if there is none, and why nothing can be trained now."""
+        if self._study is None:
+            return "", self._idle
+        try:
+            return queries.study_row(connection, self._study).state, self._idle
+        except UserError as error:  # the name is wrong, or its study begins later
+            return "", f"{str(error).rstrip('.')}: waiting for it"
 
     def _silent(self, study: StudyRow, lease: LeaseRow) -> bool:
         token, now = (lease.fence, lease.renewals), self._clock.monotonic()

@@ -39,8 +39,7 @@ NEVER = 0xFE, 0xFF
 
 def check_plain(fields: Mapping[str, Any]) -> None:
     """Raises ConfigError, which names the setting, unless a config.json is that of a Llama as GGUF has it."""
-    wrong = f"model_type={fields.get('model_type')!r}" if fields.get("model_type") != "llama" else not_plain(fields)
-    if wrong:
+    if wrong := not_plain(fields):
         raise ConfigError(
             f"--format gguf: the model's config.json has {wrong}, and only a plain Llama is written as GGUF: choose "
             "huggingface, from which llama.cpp's own converter reads more models."

@@ -28,9 +28,10 @@ def not_plain(fields: Mapping[str, Any]) -> str | None:
 
     It is None if there is none. Raises KeyError if a size is missing.
     """
+    if (model := fields.get("model_type")) != "llama":  # which may name its sizes otherwise
+        return f"model_type={model!r}"
     width, kind = head_width(fields), rope_of(fields)["rope_type"]
-    wrong = [f"model_type={fields.get('model_type')!r}"] if fields.get("model_type") != "llama" else []
-    wrong += [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
+    wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
     wrong += [f"rope_type={kind!r}"] if kind != "default" else []
     wrong += [f"head_dim={width}"] if width * fields["num_attention_heads"] != fields["hidden_size"] else []
     return next(iter(wrong), None)

@@ -28,7 +28,8 @@ from hpo.workers import worker
 from trainer.redaction import redacted
 
 SEED, COUNT = map(int, os.environ.get("FUZZ", "1:300").split(":"))
-CODES = {0, 1, 2, 3, 75, 130}
+CODES = {0, 1, 2, 3, 130}
+AWAY = 75  # where a server that does not answer is named
 LONGEST = 1500  # characters of a message, whatever was typed
 
 STUDY = """
@@ -262,7 +263,8 @@ def fault(words: list[str], environment: dict[str, str]) -> str:
     os.environ.update(before)  # a command hands what its secret files hold on to the processes it starts
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         return f"{type(result.exception).__name__}: {str(result.exception)[:300]}"
-    if result.exit_code not in CODES:
+    away = result.exit_code == AWAY and any("psycopg://" in word for word in [*words, *environment.values()])
+    if result.exit_code not in CODES and not away:
         return f"exit code {result.exit_code}"
     lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     if result.exit_code == 2 and len(lines) != 1:

@@ -252,7 +252,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path, capsys):
     assert "within lies in" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(find_spec("py3langid") is not None, reason="py3langid is installed")
+@pytest.mark.skipif(find_spec("py3langid") is not None, reason="runs where the extra clean is not installed")
 def test_a_language_without_its_package_is_one_sentence(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("A text.")
     assert main([str(tmp_path / "in.txt"), str(tmp_path / "out"), "--language", "en"]) == 2

@@ -23,7 +23,7 @@ from studies.gpt.positions import Alibi, Scaled, places, rates, slopes
 from studies.gpt.reach import Reach
 from studies.gpt.source import Source
 from studies.gpt.task import GptTask, sizes
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.runtime.quiet_imports import quiet_torchao
 
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "mlp_size": 48}
@@ -99,7 +99,7 @@ def test_geglu_is_read_back(tmp_path):
     llama.save(model_of(config).state_dict(), config, tmp_path)
     assert llama.read_config(tmp_path)[0].activation == "geglu" and "-o model.activation=geglu" in llama.flags(tmp_path)
     silu = config_of(weights=str(tmp_path), mlp_size=48)
-    with pytest.raises(Exception, match=r"model.activation is swiglu and model.weights .* has geglu"):
+    with pytest.raises(DataError, match=r"model.activation is swiglu and model.weights .* has geglu"):
         check(silu)
 
 
