@@ -67,7 +67,7 @@ KINDS = {
     "changing": Kind("changing_study.py", "changing"),
     "command": Kind("patterns_study.yaml", "patterns"),
     "lanes": Kind("lanes_study.py", "lanes", ("-o", "train.lanes=4")),
-    "promotion": Kind("tiny_study.py", "tiny", ("-o", "pause=0.0", "--strategy", "asha-promote")),
+    "promotion": Kind("tiny_study.py", "tiny", ("-o", "pause=0.0", "--strategy", "asha-promote", "--order", "ordered")),
     "population": Kind("population_study.py", "tiny", ("-o", "pause=0.0"), trials=12, window=()),
     "ranks": Kind("parts_study.py", "parts", ("-o", "train.parallel.data=2"), trials=4),
 }

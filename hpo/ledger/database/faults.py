@@ -31,8 +31,6 @@ _PASSING_SQLSTATE = {"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P0
 _CONTENTION = {"40001", "40P01", "55P03"}  # another transaction was in the way
 _FULL = ("too many clients", "too many connections", "remaining connection slots are reserved")
 _PLAIN = "no encryption"  # how a refusal of pg_hba.conf ends that may hold for connections without TLS alone
-# Answers of psycopg itself, which passes no connection with them.
-_UNREACHED = ("failed to resolve host", "connection timeout expired")
 _REFUSALS = ("password authentication failed", "does not exist", "no pg_hba.conf entry")
 # Connections that the client gives up by the parameters of its URL, or the server by its certificates. Waiting helps
 # with none of them. The patterns are searched in libpq's answer without what it quotes.
@@ -84,9 +82,9 @@ def is_transient(error: exc.DBAPIError) -> bool:
         return False
     if error.connection_invalidated or getattr(error.orig, "pgconn", None) is not None:
         return True  # psycopg passes its connection with an error only if that was never made
-    if any(words in str(error.orig) for words in _UNREACHED):
-        return True
     code = _code(error)
+    if code is None:  # psycopg's operational errors have no SQLSTATE if the server did not answer
+        return isinstance(error, exc.OperationalError) and not isinstance(error.orig, sqlite3.Error)
     return code in _PASSING_SQLITE or code in _PASSING_SQLSTATE or str(code).startswith("08")
 
 
