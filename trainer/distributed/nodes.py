@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -82,6 +84,8 @@ class Nodes:
         host, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
         for name in _TOLD:
             environ.pop(name, None)
+        if "GLOO_SOCKET_IFNAME" not in environ and (name := _interface(_facing(store, index, host, port))):
+            environ["GLOO_SOCKET_IFNAME"] = name
         return cls(index, count, host, port, store)
 
     @contextmanager
@@ -148,6 +152,32 @@ class Nodes:
     def _unreachable(self) -> NodeLost:
         self.lost = f"torchrun's store at {self.host}:{self.port} does not answer."
         return NodeLost(self.lost)
+
+
+def _facing(store: dist.Store, index: int, host: str, port: int) -> str:
+    """Returns the address at which the other nodes reach this one.
+
+    By itself gloo takes the address of the host's own name, which is a loopback one wherever /etc/hosts says so.
+    """
+    if index > 0:
+        address = _source(host, port)
+        store.set(f"address/{index}", address)
+        return address
+    return _source(store.get("address/1").decode(), port)  # the store's own name may be a loopback one here, too
+
+
+def _source(host: str, port: int) -> str:
+    """Returns the address from which this host sends to another. Sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as route:
+        route.connect(address)
+        return route.getsockname()[0]
+
+
+def _interface(address: str) -> str | None:
+    """Returns the name of the network interface with this address."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(a.address == address for a in addresses)), None)
 
 
 class Node:

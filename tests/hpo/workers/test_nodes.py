@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ import pytest
 from kill import Run, wait_until
 from once import once
 from sqlalchemy import select
+from torchruns import Nodes, end
 from typer.testing import CliRunner
 
 from hpo.cli.main import app
@@ -29,53 +28,6 @@ TRIALS = 3
 RANKS = ("-o", "train.parallel.data=2", "-o", "train.micro_batch_size=3", "-o", "pause=0.01", "--seed", "1")
 PACE = ("--window", "2", *RANKS)
 SECONDS = 240
-
-
-class Nodes:
-    """The torchruns of a home's worker, each with its output in a file; `shared` as torchrun has it by itself."""
-
-    shared = False
-
-    def __init__(self, home: Path) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            self._endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        self._home = home
-        self._begun: list[tuple[subprocess.Popen[bytes], Path]] = []
-
-    def begin(self) -> subprocess.Popen[bytes]:
-        launch = f"--nnodes=2 --nproc-per-node=1 --max-restarts=20 --rdzv-backend=c10d --rdzv-endpoint={self._endpoint}"
-        conf = "--rdzv-conf=join_timeout=60,read_timeout=5 --rdzv-id=tiny --local-addr=127.0.0.1 --no-python"
-        worker = f"-m hpo worker --study tiny --home {self._home} --storage {Home(self._home).storage}"
-        command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), *conf.split(), sys.executable]
-        log = self._home.with_suffix(f".node-{len(self._begun)}.log")
-        environ = os.environ | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if self.shared else "1"}
-        with log.open("wb") as output:
-            process = subprocess.Popen([*command, *worker.split()], stdout=output, stderr=output, env=environ)
-        self._begun.append((process, log))
-        wait_until(self._has_host, process)
-        return process
-
-    def _has_host(self) -> bool:
-        """Returns true once a torchrun, the first that was begun, serves the rendezvous."""
-        host, port = self._endpoint.split(":")
-        with socket.socket() as asking:
-            return asking.connect_ex((host, int(port))) == 0
-
-    def end(self) -> None:
-        for process, _ in self._begun:
-            end(process)
-
-    def said(self) -> str:
-        return "\n".join(f"{log.name}:\n{log.read_text()}" for _, log in self._begun)
-
-
-def end(torchrun: subprocess.Popen[bytes]) -> None:
-    """Ends a node at once, with all that it runs."""
-    if torchrun.poll() is None:
-        for process in (psutil.Process(torchrun.pid), *psutil.Process(torchrun.pid).children(recursive=True)):
-            process.kill()
-        torchrun.wait()
 
 
 @pytest.fixture
