@@ -36,7 +36,7 @@ from typer.testing import CliRunner
 
 from hpo.cli.main import app
 from hpo.ledger import Ledger
-from hpo.ledger.database.tables import attempts, reports, trials, workers
+from hpo.ledger.database.tables import attempts, reports, studies, trials, workers
 
 LEASE = 5  # seconds
 STOPPED = 1.4 * LEASE  # a process is stopped for so long
@@ -161,11 +161,20 @@ def prepared(kind: Kind, home: Path, environ: dict[str, str], bucket: str = "") 
     return Placed(home, kind.trials, extra, study=study, name=kind.name, environ=environ, storage=storage)
 
 
+def searched(run: Run) -> sa.ColumnElement[bool]:
+    """Returns the condition on trials that keeps those of the search.
+
+    Its end phase starts a trial from its checkpoint or, if that is in a bucket, from its start, so the values of that
+    trial differ between stores.
+    """
+    return trials.c.study_id == select(studies.c.id).where(studies.c.name == run.name).scalar_subquery()
+
+
 def values_of(run: Run) -> dict[tuple, str]:
     """Returns every value that does not tell how fast the machine was, by trial, step, key and fold."""
     r = reports.c
     place = (trials.c.number, r.step, r.key, r.fold)
-    rows = run.query(select(*place, r.value).join(trials, trials.c.id == r.trial_id))
+    rows = run.query(select(*place, r.value).join(trials, trials.c.id == r.trial_id).where(searched(run)))
     values = {tuple(row[:-1]): repr(row[-1]) for row in rows}
     assert len(values) == len(rows), "a value stands twice"
     return {place: value for place, value in values.items() if not place[2].startswith(OF_THE_MACHINE)}
@@ -279,7 +288,7 @@ class Battle:
 def faults(run: Run, uninterrupted: Whole) -> list[str]:
     """Returns the kinds of fault that a study has after an episode."""
     status, values = run.status(), values_of(run)
-    rows = run.query(select(trials.c.told, trials.c.state))
+    rows = run.query(select(trials.c.told, trials.c.state).where(searched(run)))
     told = sorted(place for place, state in rows if state != "paused" and place is not None)
     ended = run.query(select(func.count()).select_from(attempts).where(attempts.c.outcome.is_(None)))
     missing = uninterrupted.values.keys() - values.keys()
