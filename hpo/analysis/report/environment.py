@@ -36,6 +36,7 @@ def environment(of: Snapshot) -> dict[str, Any]:
             for objective in of.objectives
         ),
         "sampler": spec.sampler,
+        "learned from": ", ".join(lesson["study"] for lesson in spec.json.get("knowledge", {}).get("studies", ())),
         "strategy": strategy["name"] + (f" ({options})" if options else ""),
         "order": f"{spec.order}, window {spec.window}" if spec.order == "ordered" else spec.order,
         "seed": str(spec.seed),

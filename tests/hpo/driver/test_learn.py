@@ -14,6 +14,8 @@ from places import HARNESS
 from rounds import rounds
 from sqlalchemy import delete, select, update
 
+from hpo.analysis.report import snapshot
+from hpo.analysis.report.environment import environment
 from hpo.driver.request import request_of
 from hpo.driver.resolve import declare
 from hpo.errors import DriftError, UserError
@@ -104,6 +106,9 @@ def test_a_study_begins_with_the_portfolio_and_says_from_whom(home):
     rest = {origin.split(" of ")[0] for number, origin in enumerate(told) if number not in places}
     assert {"density", "random", "model (freeze-thaw)"} >= rest and "density" in rest
     assert drive(home, 16, "again", learn_from="first,second") == (params, digest), "the line that is told repeats it"
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        facts = environment(snapshot.read(connection, "new"))["facts"]
+    assert ["learned from", "first, second"] in facts
 
 
 def test_what_is_enqueued_comes_before_it_and_not_twice(home):
