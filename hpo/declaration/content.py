@@ -15,7 +15,8 @@ from hpo.errors import UserError
 from hpo.space.config import as_json, flatten
 from hpo.space.hashing import json_sha256, tree_sha256
 from trainer.checkpoint.manifest import MANIFEST
-from trainer.files.paths import expanded
+from trainer.files import shards
+from trainer.files.paths import local
 
 if TYPE_CHECKING:
     from hpo.declaration.study import Study
@@ -64,7 +65,10 @@ def data_sha256(study: Study) -> dict[str, str]:
     values, digests = flatten(as_json(study.config)), dict[str, str]()
     for path in (*study.data_paths, RESUME_FROM):
         if value := values.get(path):
-            file = expanded(value)
+            if path != RESUME_FROM and shards.named(value):
+                digests[path] = shards.digest(value)
+                continue
+            file = local(value)
             try:
                 digests[path] = tree_sha256(file / MANIFEST if path == RESUME_FROM else file, "*")
             except OSError as error:

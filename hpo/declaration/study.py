@@ -37,7 +37,7 @@ from hpo.space.space import Space
 from hpo.space.trial_config import TrialShape
 from hpo.space.values import plain
 from hpo.text import near
-from trainer.files.paths import expanded
+from trainer.files.paths import absolute
 from trainer.report import trains_itself
 from trainer.runtime.dotted import named
 
@@ -215,7 +215,7 @@ class Study:
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
         for path in (*self.data_paths, RESUME_FROM):
             if isinstance(value := values.get(path), str) and value:
-                values[path] = str(expanded(value).absolute())
+                values[path] = absolute(value)
         config = from_json(config_type, assign(config_type, as_json(self.config), values))
         space = self.space.pinned(values)
         config_check.check(space, config)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from trainer.config import Frozen, Positive, TrainConfig
-from trainer.config.fields import Beta
+from trainer.config.fields import Beta, added
 from trainer.errors import ConfigError
 from trainer.files.paths import expanded
 
@@ -33,6 +33,7 @@ PLAN: dict[str, list[Any]] = {
 # Fields that are read only under a condition: `read_when` of a study.
 READ_WHEN = {
     "data.generated": "data.path == ''",
+    **dict.fromkeys(["data.split", "data.columns"], "data.path != ''"),
     **dict.fromkeys(["model.tokenizer", "model.layers"], "model.path != ''"),
 }
 
@@ -73,7 +74,11 @@ class ModelConfig(Frozen):
 
 
 class DataConfig(Frozen):
-    """Records of text: those of a JSONL file, or `generated` ones drawn from `seed`.
+    """Records of text: those that `path` names, or `generated` ones drawn from `seed`.
+
+    `path` is a JSONL file, another table (any format of trainer.files.tables), a directory or a pattern of such, in a
+    bucket too (trainer.files.shards), or a directory of Hugging Face's datasets, of which `split` is read. `columns`
+    hold the fields of a record in their order, where they have other names.
 
     A share of them, drawn from `seed`, is held back for validation. A record is cut after `max_length` tokens.
     `template` surrounds each prompt and response. A special token spelled in the template, such as `<|im_start|>`, is
@@ -86,6 +91,8 @@ class DataConfig(Frozen):
     max_length: Annotated[int, Field(ge=2)] = 64
     template: str = f"{PROMPT}{RESPONSE}"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    split: str = added("")
+    columns: Annotated[tuple[str, ...], BeforeValidator(_names)] = added(())
 
     @property
     def pieces(self) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Reads records of text from JSON lines, and splits them into training and validation. Torch-free."""
+"""Reads records of text from JSON lines and other tables, and splits them into training and validation. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from studies._lm.config import DataConfig, ModelConfig, check_model, check_modul
 from trainer.errors import ConfigError, DataError
 from trainer.files import formats
 from trainer.files.paths import expanded
+from trainer.files.shards import Shard, listed
 
 Record = dict[str, str]
 T = TypeVar("T")
@@ -71,26 +72,50 @@ def _lengths(model: ModelConfig, data: DataConfig) -> Callable[[str], int] | Non
     return lambda text: template_length + count(text)
 
 
-def read_jsonl(path: str | Path, fields: Sequence[str]) -> list[Record]:
-    """Returns the records of a file with one JSON object a line; each has all `fields`, as non-empty text.
+def read_records(data: DataConfig, fields: Sequence[str]) -> list[Record]:
+    """Returns the records that `data.path` names; each has all `fields`, as non-empty text, from `data.columns`.
 
-    Blank lines are skipped. Raises DataError with the line.
+    Raises DataError with the file and the line or row.
     """
-    file = expanded(path)
+    columns = data.columns or tuple(fields)
+    if len(set(columns)) != len(fields) or len(columns) != len(fields):
+        raise ConfigError(
+            f"data.columns={','.join(columns)} are not {len(fields)} columns: name those of {', '.join(fields)}."
+        )
+    rows = [row for shard in listed(data.path, data.split) for row in _rows(shard, columns)]
+    if len(rows) < 2:
+        raise DataError(
+            f"data.path={str(data.path)!r} holds {'one record' if rows else 'no records'}: give at least 2, one of "
+            "them to validate."
+        )
+    return [dict(zip(fields, row.values(), strict=True)) for row in rows]
+
+
+def _rows(shard: Shard, columns: Sequence[str]) -> list[Record]:
+    """Returns the columns of each row of a table; a file that is none by its name holds JSON lines."""
+    with shard.opened() as file:
+        if not formats.is_table(file) or formats.of_name(file) == formats.JSON_LINES:
+            return _read_jsonl(file, columns)
+        from trainer.files import tables  # only here: pyarrow takes a quarter of a second to import
+
+        source = tables.read(file, columns, columns)
+        texts = {name: source.texts(name) for name in columns}
+        for name, values in texts.items():
+            for row, value in enumerate(values):
+                _check_text(source.cell(row, name), name, value)
+        return [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+
+
+def _read_jsonl(file: Path, fields: Sequence[str]) -> list[Record]:
+    """Returns the records of a file with one JSON object a line. Blank lines are skipped."""
     try:
         formats.refuse_other(file, formats.JSON_LINES)
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"data.path={str(path)!r} cannot be read: {error.strerror}.") from error
+        raise DataError(f"data.path={str(file)!r} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"data.path={str(path)!r} is not UTF-8 at byte {error.start}: save it as UTF-8.") from error
-    records = [_record(f"{path}, line {n}", line, fields) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if len(records) < 2:
-        raise DataError(
-            f"data.path={str(path)!r} holds {'one record' if records else 'no records'}: give at least 2, one of them "
-            "to validate."
-        )
-    return records
+        raise DataError(f"data.path={str(file)!r} is not UTF-8 at byte {error.start}: save it as UTF-8.") from error
+    return [_record(f"{file}, line {n}", line, fields) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def _record(where: str, line: str, fields: Sequence[str]) -> Record:
@@ -105,14 +130,18 @@ def _record(where: str, line: str, fields: Sequence[str]) -> Record:
     for field in fields:
         if field not in value:
             raise DataError(f"{where} lacks the field {field!r}: it has {', '.join(value) or 'none'}.")
-        if not isinstance(value[field], str) or not value[field]:
-            raise DataError(f"{where}: {field} is {value[field]!r}; give text that is not empty.")
-        if (half := re.search("[\ud800-\udfff]", value[field])) is not None:
-            raise DataError(
-                f"{where}: {field} holds \\u{ord(half[0]):04x}, one half of a surrogate pair: "
-                "write both halves, or leave it out."
-            )
+        _check_text(where, field, value[field])
     return {field: value[field] for field in fields}
+
+
+def _check_text(where: str, field: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{where}: {field} is {value!r}; give text that is not empty.")
+    if (half := re.search("[\ud800-\udfff]", value)) is not None:
+        raise DataError(
+            f"{where}: {field} holds \\u{ord(half[0]):04x}, one half of a surrogate pair: "
+            "write both halves, or leave it out."
+        )
 
 
 def split(records: Sequence[T], share: float, seed: int) -> tuple[list[T], list[T]]:

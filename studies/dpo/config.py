@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from studies._lm.config import DataConfig, ModelConfig
 from studies._lm.pairs import preferences
-from studies._lm.records import Record, check_inputs, read_jsonl
+from studies._lm.records import Record, check_inputs, read_records
 from trainer.config import CheckpointConfig, Frozen, OptimConfig, Positive, ScheduleConfig, TrainConfig
 from trainer.errors import DataError
 
@@ -92,7 +92,7 @@ def records(data: DataConfig) -> list[Record]:
     """Returns the user's preferences, or generated ones. Raises DataError for one that prefers an answer to itself."""
     if not data.path:
         return preferences(data.generated, data.seed)
-    preferred = read_jsonl(data.path, FIELDS)
+    preferred = read_records(data, FIELDS)
     for number, record in enumerate(preferred, 1):
         if (answer := record["chosen"]) == record["rejected"]:
             raise DataError(

@@ -61,10 +61,11 @@ class CorpusConfig(Frozen):
 class DataConfig(Frozen):
     """Selects the texts. An empty `path` means the generated corpus of two domains, whose entropy is known.
 
-    `path` is the target domain: a text file, a table with a column `text` (JSON Lines, Parquet, CSV), or a directory of
-    such; the optional `general_path` is the same for a general domain. `separator` divides a text file into documents;
-    without one, a file is a document. `cache` is a directory that keeps the tokens for later runs with the same
-    settings and texts; empty: the home's `shared`.
+    `path` is the target domain: a text file, a table with a column `text` (of any format of trainer.files.tables), a
+    directory or a pattern of such, in a bucket too (trainer.files.shards), or a directory of Hugging Face's datasets,
+    of which `split` is read; the optional `general_path` is the same for a general domain. `separator` divides a text
+    file into documents; without one, a file is a document. `cache` is a directory that keeps the tokens for later runs
+    with the same settings and texts; empty: the home's `shared`.
 
     Rows of `block_size` tokens are drawn from both domains by the ratios of `phases`; an epoch takes the phase that it
     begins in. `tokens_per_parameter` is the number of tokens that the run sees for each parameter of the model: about
@@ -92,12 +93,15 @@ class DataConfig(Frozen):
     seed: Annotated[int, Field(ge=0)] = 0  # seed of the generated corpus
     corpus: CorpusConfig = CorpusConfig()
     cache: str = ""
+    split: str = added("")
     by_position: bool = added(False)  # also report the loss by the position of a token in its document
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
         if self.general_path and not self.path:
             raise ValueError("general_path is given and path, the target domain, is not: give both, or path alone.")
+        if self.split and not self.path:
+            raise ValueError(f"split {self.split!r} is of path, which is not given: give both, or leave split out.")
         if self.tokenizer == "bytes" and self.vocab_size != 257:
             raise ValueError(f"vocab_size={self.vocab_size} is BPE's, bytes have 257: set tokenizer=bpe, or leave it.")
         if self.tokenizer_file and self.tokenizer == "bytes":

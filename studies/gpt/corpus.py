@@ -9,10 +9,11 @@ from pathlib import Path
 from studies.gpt.config import DataConfig
 from studies.gpt.source import Text, generate
 from trainer.errors import DataError
-from trainer.files import tables
+from trainer.files import formats, tables
+from trainer.files.paths import local
+from trainer.files.shards import Shard, listed
 
 PARTS = ("train", "val", "test")
-TABLES = (*tables.SUFFIXES, ".csv")
 Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target domain is always there
 
 
@@ -30,9 +31,10 @@ def _generated(corpus: str, seed: int) -> Corpus:
 
 
 def _read(path: str, data: DataConfig) -> dict[str, Text]:
-    source = Path(path)
-    files = sorted(p for p in source.rglob("*") if p.is_file()) if source.is_dir() else [source]
-    documents = [document for file in files for document in _documents(file, data) if document.strip()]
+    documents: list[bytes] = []
+    for shard in shards(path, data.split):
+        with shard.opened() as file:
+            documents += [document for document in _documents(file, data) if document.strip()]
     if not documents:
         raise DataError(f"{path} has no text in it: give a file of text, or a directory of such.")
     parts = _divided(documents, data.held_out)
@@ -45,8 +47,13 @@ def _read(path: str, data: DataConfig) -> dict[str, Text]:
     return {part: Text(texts) for part, texts in parts.items()}
 
 
+def shards(path: str, split: str) -> list[Shard]:
+    """Returns the files of a domain; `split` is read of a directory, as one of two domains may be a plain file."""
+    return listed(path, split if local(path).is_dir() else "")
+
+
 def _documents(file: Path, data: DataConfig) -> Iterable[bytes]:
-    if file.suffix.lower() in TABLES:
+    if formats.is_table(file):
         return (text.encode() for text in tables.read(file, [data.column], [data.column]).texts(data.column))
     try:
         content = file.read_bytes()

@@ -10,17 +10,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from studies.gpt.budget import rows
 from studies.gpt.config import Config, DataConfig
-from studies.gpt.corpus import PARTS, Corpus, prepare
+from studies.gpt.corpus import PARTS, Corpus, prepare, shards
 from trainer.data import Mixture, Packed, TokenDocuments, TokenFile, write_tokens
 from trainer.data.text import BPE, Bytes, Tokenizer
 from trainer.errors import DataError
-from trainer.files import durable
 
 BPE_FILE, ABOUT = "bpe.json", "about.json"
 VERSION = 3  # format version of the cache
@@ -112,24 +111,20 @@ def _sweep(root: Path) -> None:
 
 def _key(data: DataConfig) -> str:
     """Returns a digest of the configuration and of the contents of the files that it names, wherever they are."""
-    texts = [_content(path) for path in (data.path, data.general_path, data.tokenizer_file)]
+    texts = [_content(path, data.split) for path in (data.path, data.general_path)]
+    texts.append(_content(data.tokenizer_file))
     parts = [VERSION, data.model_dump(mode="json", include=DECIDE), texts]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _content(path: str) -> list[list[str]]:
-    """Returns the suffix and the digest of a file, or of each in a directory, in order."""
-    files = sorted(Path(path).rglob("*")) if path and Path(path).is_dir() else [Path(path)] if path else []
-    if files and not Path(path).exists():
-        raise DataError(f"{path} is not there, and the tokens are made of it: put it back, or give its place.")
-    stats = [(file, file.stat()) for file in files if file.is_file()]
-    return [[file.suffix, _digest(file, stat.st_size, stat.st_mtime_ns)] for file, stat in stats]
-
-
-@lru_cache(maxsize=4096)
-def _digest(file: Path, size: int, changed: int) -> str:
-    """Returns the digest of its content, read again only if its size or time of change differs."""
-    return durable.sha256(file)
+def _content(path: str, split: str = "") -> list[list[str]]:
+    """Returns the suffix and the digest of each file that a path names, in order."""
+    try:
+        return [[shard.suffix, shard.digest()] for shard in shards(path, split)] if path else []
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} is not there, and the tokens are made of it: put it back, or give its place."
+        ) from error
 
 
 def _opened(data: DataConfig, learnt: Path) -> BPE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from studies._lm.config import DataConfig, ModelConfig
-from studies._lm.records import Record, check_inputs, read_jsonl
+from studies._lm.records import Record, check_inputs, read_records
 from studies._lm.words import instructions
 from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, Positive, ScheduleConfig, TrainConfig
 
@@ -42,4 +42,4 @@ def check(config: Config) -> None:
 
 def records(data: DataConfig) -> list[Record]:
     """Returns the user's records, or generated ones."""
-    return read_jsonl(data.path, FIELDS) if data.path else instructions(data.generated, data.seed)
+    return read_records(data, FIELDS) if data.path else instructions(data.generated, data.seed)

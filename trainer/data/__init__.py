@@ -7,6 +7,7 @@ from trainer.data.loader import Loader
 from trainer.data.mixture import Curriculum, Mixture
 from trainer.data.packing import Packed, block_diagonal_mask, next_tokens
 from trainer.data.shards import TarShards
+from trainer.data.streams import Shards
 from trainer.data.table import TableDataset
 from trainer.data.tensors import TensorDataset
 from trainer.data.tokens import TokenBlocks, TokenDocuments, TokenFile, write_tokens
@@ -20,6 +21,7 @@ __all__ = [
     "Mixture",
     "Packed",
     "Padded",
+    "Shards",
     "TableDataset",
     "TarShards",
     "TensorDataset",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -20,6 +19,7 @@ import torch
 
 from trainer.data.cache import publish
 from trainer.errors import DataError
+from trainer.files import tar_shards
 
 FORMAT = 1
 Decoder = Callable[[bytes], Any]
@@ -64,19 +64,22 @@ class TarShards:
         key, files = self._samples[shard][index - self._ends[shard]]  # counted from the shard's end
         if (endings := sorted(ending for ending, _, _ in files)) != self._endings:
             raise DataError(f"{self.shards[shard]}, sample {key!r} has {endings}, and the first has {self._endings}.")
-        sample = {"__key__": key}
-        with open(self.shards[shard], "rb") as archive:
-            for ending, offset, size in files:
-                archive.seek(offset)
-                sample[ending] = self._decode(shard, key, ending, archive.read(size))
-        return sample
+        return read_sample(self.shards[shard], (key, files), self.decoders)
 
-    def _decode(self, shard: int, key: str, ending: str, data: bytes) -> Any:
-        decode = self.decoders.get(ending)
-        try:
-            return data if decode is None else decode(data)
-        except Exception as error:
-            raise DataError(f"{self.shards[shard]}, file {key}.{ending} cannot be decoded ({error}).") from error
+
+def read_sample(shard: Path, sample: tar_shards.Sample, decoders: Mapping[str, Decoder]) -> dict[str, Any]:
+    """Returns a sample of a shard: its key as `__key__`, and its files by their endings, decoded."""
+    key, files = sample
+    values: dict[str, Any] = {"__key__": key}
+    with open(shard, "rb") as archive:
+        for ending, offset, size in files:
+            archive.seek(offset)
+            data, decode = archive.read(size), decoders.get(ending)
+            try:
+                values[ending] = data if decode is None else decode(data)
+            except Exception as error:
+                raise DataError(f"{shard}, file {key}.{ending} cannot be decoded ({error}).") from error
+    return values
 
 
 def _index(shard: Path, directory: Path) -> list[Any]:
@@ -89,26 +92,8 @@ def _index(shard: Path, directory: Path) -> list[Any]:
             index = json.loads(kept.read_text())
             if index["of"] == now:
                 return index["samples"]
-        samples = _scan(shard)
+        samples = tar_shards.scan(shard)
     except OSError as error:
         raise DataError(f"{shard} cannot be read ({error.strerror}).") from error
     publish(kept, json.dumps({"of": now, "samples": samples}).encode())
-    return samples
-
-
-def _scan(shard: Path) -> list[tuple[str, list[tuple[str, int, int]]]]:
-    samples: list[tuple[str, list[tuple[str, int, int]]]] = []
-    try:
-        with tarfile.open(shard, "r:") as archive:
-            for member in archive:
-                folder, _, name = member.name.rpartition("/")
-                stem, _, ending = name.partition(".")
-                if not member.isfile() or not stem:
-                    continue
-                key = f"{folder}/{stem}" if folder else stem
-                if not samples or samples[-1][0] != key:
-                    samples.append((key, []))
-                samples[-1][1].append((ending, member.offset_data, member.size))
-    except tarfile.TarError as error:
-        raise DataError(f"{shard} cannot be read as an uncompressed tar ({error}): write it anew.") from error
     return samples

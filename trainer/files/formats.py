@@ -8,8 +8,15 @@ from pathlib import Path
 
 from trainer.errors import DataError
 
-PARQUET, ARROW, CSV, JSON_LINES = "Parquet", "Arrow", "CSV", "JSON Lines"
-SUFFIXES = {PARQUET: (".parquet", ".pq"), ARROW: (".arrow", ".feather", ".ipc"), JSON_LINES: (".jsonl", ".ndjson")}
+PARQUET, ARROW, CSV, JSON_LINES, TFRECORD, TAR = "Parquet", "Arrow", "CSV", "JSON Lines", "TFRecord", "tar"
+SUFFIXES = {
+    PARQUET: (".parquet", ".pq"),
+    ARROW: (".arrow", ".feather", ".ipc"),
+    JSON_LINES: (".jsonl", ".ndjson"),
+    TFRECORD: (".tfrecord", ".tfrecords"),
+    TAR: (".tar",),
+}
+_NUMBERED = re.compile(r"-\d+-of-\d+$")  # of a shard, after its suffix: data.tfrecord-00000-of-00010
 BEGINNINGS = {
     b"PAR1": PARQUET,
     b"ARROW1": ARROW,
@@ -36,7 +43,13 @@ SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 def of_name(file: Path) -> str:
     """Returns the format that a file's suffix names; CSV if the suffix is unknown."""
-    return next((kind for kind, suffixes in SUFFIXES.items() if file.suffix.lower() in suffixes), CSV)
+    suffix = _NUMBERED.sub("", file.suffix.lower())
+    return next((kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes), CSV)
+
+
+def is_table(file: Path) -> bool:
+    """Returns True if a file's suffix names a format of tables."""
+    return of_name(file) != CSV or file.suffix.lower() == ".csv"
 
 
 def refuse_other(file: Path, kind: str) -> None:

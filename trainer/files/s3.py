@@ -14,10 +14,10 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from trainer.errors import CheckpointError, ConfigError
 from trainer.files import outage
@@ -25,6 +25,8 @@ from trainer.redaction import redacted_url
 
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9!_.*'()/-]*))?")
 _ABSENT = ("404", "NoSuchKey", "NotFound")
+_CHANGED = ("412", "PreconditionFailed")
+_CHUNK = 1 << 20  # bytes
 CONNECT_SECONDS = 10
 T = TypeVar("T")
 
@@ -100,6 +102,36 @@ class Bucket:
     def keys(self, folder: str) -> list[str]:
         """Returns the keys of all objects below `folder`, relative to it."""
         return [name for name, _ in self._listed("list_objects_v2", folder, "Contents")]
+
+    def objects(self, beginning: str) -> list[tuple[str, int, str]]:
+        """Returns key, size and entity tag of each object whose key begins so, in the order of their keys."""
+        prefix = self._key(beginning)
+
+        def listed(client: Any) -> list[dict[str, Any]]:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            return [row for page in pages for row in page.get("Contents") or ()]
+
+        rows = sorted(self._asked(listed), key=lambda row: row["Key"])
+        return [(beginning + row["Key"].removeprefix(prefix), row["Size"], row["ETag"].strip('"')) for row in rows]
+
+    def copy(self, key: str, tag: str, file: BinaryIO) -> bool:
+        """Writes an object to `file` from its start; returns False if the object is gone or has another tag."""
+
+        def copy(client: Any) -> bool:
+            with _absence(client, *_CHANGED):
+                _again(client, lambda: self._copy(client, key, tag, file))
+                return True
+            return False
+
+        return self._asked(copy)
+
+    def _copy(self, client: Any, key: str, tag: str, file: BinaryIO) -> None:
+        body = client.get_object(Bucket=self._bucket, Key=self._key(key), IfMatch=f'"{tag}"')["Body"]
+        file.seek(0)
+        with closing(body):
+            for chunk in body.iter_chunks(_CHUNK):
+                file.write(chunk)
+        file.truncate()
 
     def entries(self, folder: str) -> set[str]:
         """Returns the names in `folder`, as in a directory, including partial uploads."""
@@ -272,10 +304,10 @@ def _untrusted(error: Any) -> str:
 
 
 @contextmanager
-def _absence(client: Any) -> Iterator[None]:
-    """Suppresses the error of an object that does not exist."""
+def _absence(client: Any, *more: str) -> Iterator[None]:
+    """Suppresses the error of an object that does not exist, and errors with the codes `more`."""
     try:
         yield
     except client.exceptions.ClientError as error:
-        if error.response["Error"]["Code"] not in _ABSENT:
+        if error.response["Error"]["Code"] not in (*_ABSENT, *more):
             raise

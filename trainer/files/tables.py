@@ -1,4 +1,4 @@
-"""Reads tables (Parquet, Arrow, CSV, JSON Lines), and refuses unusable values, naming their row and column.
+"""Reads tables (Parquet, Arrow, CSV, JSON Lines, TFRecord, tar), and refuses unusable values, naming row and column.
 Torch-free."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow.json
 import pyarrow.parquet
 
 from trainer.errors import DataError
-from trainer.files import formats
+from trainer.files import formats, tar_shards, tfrecord
 
 LEVELS = 200  # of a JSON value
 _QUOTED, _BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"'), re.compile(rb"[\[\]{}]")
-SUFFIXES = tuple(suffix for suffixes in formats.SUFFIXES.values() for suffix in suffixes)
+_ARROW_FILES = (b"ARROW1", b"FEA1")  # how an Arrow file begins; a stream, as `datasets` saves it, has no such mark
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,17 @@ class Source:
 
     def require(self, names: Sequence[str]) -> None:
         """Raises DataError unless each column occurs once and there is a row."""
+        self.require_columns(names)
+        if self.table.num_rows == 0:
+            raise DataError(f"{self.path} has a header and no rows: give at least one row.")
+        self.refuse_repeated(names)
+
+    def require_columns(self, names: Sequence[str]) -> None:
         if missing := [name for name in names if name not in self.columns]:
             raise DataError(
                 f"{self.path} has no column {', '.join(map(repr, missing))}: it needs {', '.join(names)}; "
                 f"it has {', '.join(self.columns)}."
             )
-        if self.table.num_rows == 0:
-            raise DataError(f"{self.path} has a header and no rows: give at least one row.")
-        self.refuse_repeated(names)
 
     def refuse_repeated(self, names: Iterable[str]) -> None:
         for name in names:
@@ -144,15 +147,19 @@ def read(path: str | Path, required: Sequence[str] = (), texts: Sequence[str] = 
     """
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"{path} is not a file: give a Parquet, Arrow, CSV or JSON Lines file.")
+        raise DataError(f"{path} is not a file: give a Parquet, Arrow, CSV, JSON Lines, TFRecord or tar file.")
     kind = formats.of_name(file)
     formats.refuse_other(file, kind)
     if kind == formats.PARQUET:
         table = _binary(file, kind, pyarrow.parquet.read_table)
     elif kind == formats.ARROW:
-        table = _binary(file, kind, pyarrow.feather.read_table)
+        table = _binary(file, kind, read_arrow)
     elif kind == formats.JSON_LINES:
         table = _read_json(file, texts)
+    elif kind == formats.TFRECORD:
+        table = tfrecord.read_table(file, texts)
+    elif kind == formats.TAR:
+        table = tar_shards.read_table(file, texts)
     else:
         table = _read_csv(file, required, texts)
     source = Source(str(path), table, kind)
@@ -165,6 +172,34 @@ def _binary(file: Path, kind: str, reader) -> pa.Table:
         return reader(file)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} cannot be read as {kind} ({_first_line(error)}): write it anew.") from error
+
+
+def row_groups(file: Path) -> list[int]:
+    """Returns the number of rows of each row group of a Parquet file that has any. Raises DataError."""
+    formats.refuse_other(file, formats.PARQUET)
+    about = _binary(file, formats.PARQUET, pyarrow.parquet.read_metadata)
+    return [about.row_group(number).num_rows for number in range(about.num_row_groups)]
+
+
+def row_group(file: Path, number: int, columns: Sequence[str] = ()) -> pa.Table:
+    """Returns a row group of a Parquet file, `columns` or all. Raises DataError, also for a column that is missing."""
+
+    def read(path: Path) -> pa.Table:
+        with pyarrow.parquet.ParquetFile(path) as opened:
+            Source(str(file), opened.schema_arrow.empty_table(), formats.PARQUET).require_columns(columns)
+            return opened.read_row_group(number, columns=list(columns) or None)
+
+    return _binary(file, formats.PARQUET, read)
+
+
+def read_arrow(file: Path) -> pa.Table:
+    """Reads an Arrow file, or an Arrow stream as the library `datasets` saves it. Raises ArrowException or OSError."""
+    with open(file, "rb") as opened:
+        beginning = opened.read(max(map(len, _ARROW_FILES)))
+    if beginning.startswith(_ARROW_FILES):
+        return pyarrow.feather.read_table(file)
+    with pa.OSFile(str(file)) as opened, pa.ipc.open_stream(opened) as stream:
+        return stream.read_all()
 
 
 def _read_csv(file: Path, required: Sequence[str], texts: Sequence[str]) -> pa.Table:

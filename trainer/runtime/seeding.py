@@ -9,6 +9,7 @@ only the step, and the number of loader workers does not matter.
     weights/<name>                     one layer's weights, if train.init draws them
     data       train_set()
     shuffle    (epoch)                 the order of the samples
+    shards     (epoch)                 the order of shards, and of the rows in a window of them
     bucket     (epoch)                 the order of the buckets' windows
     pack       (epoch)                 the documents' places in the packed rows
     curriculum (epoch)                 the draws among the visible samples

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.errors import ConfigError, DataError
-from trainer.files import formats
+from trainer.files import formats, tables
 from trainer.files.paths import expanded
-from trainer.files.tables import SUFFIXES
 
 LONGEST = 16 * 2**20  # bytes of a document
 _BLOCK = 2**20
@@ -56,17 +55,21 @@ def documents(source: str, column: str, separator: str) -> Iterator[Document]:
 
 
 def _read(file: Path, column: str, separator: str) -> Iterator[tuple[int, str]]:
-    suffix = file.suffix.lower()
     try:
-        if suffix not in (*SUFFIXES, ".csv"):
+        if not formats.is_table(file):
             yield from _texts(file, separator.encode())
             return
         kind = formats.of_name(file)
         formats.refuse_other(file, kind)
-        read = {formats.JSON_LINES: _json_lines, formats.PARQUET: _parquet, formats.ARROW: _arrow}.get(kind, _csv)
-        yield from read(file, column)
+        read = {formats.JSON_LINES: _json_lines, formats.PARQUET: _parquet, formats.ARROW: _arrow}
+        read |= {formats.TFRECORD: _whole, formats.TAR: _whole}
+        yield from read.get(kind, _csv)(file, column)
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror or error}): give a file that can be.") from error
+
+
+def _whole(file: Path, column: str) -> Iterator[tuple[int, str]]:
+    yield from enumerate(tables.read(file, [column], [column]).texts(column), 1)
 
 
 def _texts(file: Path, separator: bytes) -> Iterator[tuple[int, str]]:

@@ -69,7 +69,7 @@ def test_every_format_gives_the_same_tensors(tmp_path, name):
 @rounds(
     ("name", "content", "words"),
     [
-        ("none.csv", None, ["is not a file", "Parquet, Arrow, CSV or JSON Lines"]),
+        ("none.csv", None, ["is not a file", "Parquet, Arrow, CSV, JSON Lines, TFRecord or tar"]),
         ("t.csv", b"", ["is empty", "header with a, b"]),
         ("t.csv", b"a,b\n", ["a header and no rows"]),
         ("t.csv", b"a,b\n1,2\n3\n", ["row 3 (the header is row 1) is ragged (expected 2 columns, got 1)"]),
