@@ -97,15 +97,16 @@ class Shards:
         sizes = sorted((shard.size for shard in self.shards if not shard.is_local), reverse=True)
         if (needed := sum(sizes[: self.window])) > self._cache.most_bytes:
             raise ConfigError(
-                f"the copies of {min(self.window, len(sizes))} shards of {self.shards[0].name} may have {needed} bytes, "
-                f"and most_bytes is {self._cache.most_bytes}: lower window, or raise most_bytes."
+                f"the copies of {min(self.window, len(sizes))} shards, such as {self.shards[0].name}, may have "
+                f"{needed} bytes, and most_bytes is {self._cache.most_bytes}: lower window, or raise most_bytes."
             )
 
     def _indexed(self, shard: Shard) -> Place:
         """Returns the places of a shard's records, from the stored index if the shard is unchanged."""
         try:
             changed = Path(shard.name).stat().st_mtime_ns if shard.is_local else 0
-            key = json.dumps([FORMAT, shard.name, shard.size, shard.tag, changed]).encode()
+            name = str(Path(shard.name).absolute()) if shard.is_local else shard.name
+            key = json.dumps([FORMAT, name, shard.size, shard.tag, changed]).encode()
             stored = self._cache.directory / "index" / f"{blake2b(key, digest_size=16).hexdigest()}.json"
             if stored.is_file():
                 return json.loads(stored.read_text())
@@ -123,17 +124,12 @@ class Shards:
         shard, block = self._blocks[number]
         place = index - (self._ends[number - 1] if number else 0)
         row = self._read(number, self.shards[shard], self._places[shard], block, place)
+        where = f"{self.shards[shard].name}, record {self._number(shard, index)}"
         if missing := [name for name in self.columns if name not in row]:
-            raise DataError(
-                f"{self.shards[shard].name}, record {self._number(shard, index)} has no column "
-                f"{', '.join(map(repr, missing))}: it has {', '.join(row)}."
-            )
+            raise DataError(f"{where} has no column {', '.join(map(repr, missing))}: it has {', '.join(row)}.")
         row = {name: row[name] for name in self.columns} if self.columns else row
         if self.make is None and (empty := [name for name, value in row.items() if value is None]):
-            raise DataError(
-                f"{self.shards[shard].name}, record {self._number(shard, index)}, column {empty[0]!r} is empty: fill it, "
-                "or give a function `make` that does."
-            )
+            raise DataError(f"{where}, column {empty[0]!r} is empty: fill it, or give a function `make` that does.")
         return row
 
     def _number(self, shard: int, index: int) -> int:
