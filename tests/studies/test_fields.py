@@ -55,8 +55,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 _RECORDS = {
     "data.path": "/nonexistent", "data.generated": 50, "data.val_share": 0.3, "data.max_length": 17,
-    "data.template": "{prompt} {response}", "data.seed": 1, "model.path": "/nonexistent", "model.tokenizer": "bytes",
-    "model.base": "bf16", "model.rank": 4, "model.alpha": 1.0, "model.dropout": 0.5, "model.base_dropout": 0.5,
+    "data.template": "{prompt} {response}", "data.seed": 1, "data.split": "train", "model.path": "/nonexistent",
+    "model.tokenizer": "bytes", "model.base": "bf16", "model.rank": 4, "model.alpha": 1.0, "model.dropout": 0.5, "model.base_dropout": 0.5,
     "model.layers": 1, "model.modules": ("q_proj",),
 }  # fmt: skip
 PROBES: dict[str, dict[str, Any]] = {
@@ -83,11 +83,11 @@ PROBES: dict[str, dict[str, Any]] = {
         "model.moe.capacity": 0.5, "model.moe.shared": 1, "model.moe.balance": 1.0, "model.moe.z_loss": 1.0,
         "model.position.kind": "alibi", "model.position.scaling": "ntk", "model.position.trained": 64,
         "model.position.window": 3, "model.position.sinks": 2, "model.activation": "geglu", "data.by_position": True,
-        "data.corpus.words": 9, "data.corpus.keys": 2,
+        "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train",
     },
-    "lora": {**_RECORDS, "loss.contrastive": 0.5, "loss.temperature": 0.9},
+    "lora": {**_RECORDS, "data.columns": ("a", "b"), "loss.contrastive": 0.5, "loss.temperature": 0.9},
     "dpo": {
-        **_RECORDS, "data.max_length": 9,
+        **_RECORDS, "data.max_length": 9, "data.columns": ("a", "b", "c"),
         "loss.name": "ipo", "loss.beta": 0.5, "loss.label_smoothing": 0.2, "evaluation.prompts": 2,
         "evaluation.max_new_tokens": 2, "evaluation.best_of": 4, "evaluation.beta": 0.9, "evaluation.most_kl": 1.0,
     },

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from trainer.errors import ConfigError, DataError
 from trainer.files import paths
-from trainer.files.s3 import Bucket
+from trainer.files.s3 import Away, Bucket, Unavailable
 
 MOST_BYTES = 8 << 30  # unless said otherwise
 _PART = ".part"
@@ -36,7 +36,7 @@ class Cache:
     def opened(self, url: str, size: int, tag: str) -> Iterator[Path]:
         """Yields the path of a copy of s3://BUCKET/KEY with this size and entity tag, for the duration of the block.
 
-        Raises DataError if the object has changed, ConfigError if it is larger than the cache, and Unavailable.
+        Raises DataError if the object has changed, ConfigError if it is larger than the cache, and Away.
         """
         if size > self.most_bytes:
             raise ConfigError(
@@ -129,11 +129,24 @@ def _locked(path: Path, how: int) -> int | None:
 
 def _copy(url: str, size: int, tag: str, part: Path, file: BinaryIO) -> None:
     bucket, _, key = url.removeprefix(paths.BUCKET).partition("/")
-    if not Bucket(f"{paths.BUCKET}{bucket}").copy(key, tag, file):
+    with as_data_error():
+        copied_whole = Bucket(f"{paths.BUCKET}{bucket}").copy(key, tag, file)
+    if not copied_whole:
         raise DataError(f"{url} has changed or is gone since it was listed: leave it as it is, and start again.")
     file.flush()
     if (copied := part.stat().st_size) != size:
         raise DataError(f"{url} has {copied} bytes, and was listed with {size}: leave it as it is, and start again.")
+
+
+@contextmanager
+def as_data_error() -> Iterator[None]:
+    """Raises DataError for a bucket that cannot be read, which is a user's mistake; Away if it did not answer."""
+    try:
+        yield
+    except Away:
+        raise
+    except Unavailable as error:
+        raise DataError(str(error)) from error
 
 
 @cache

@@ -115,7 +115,9 @@ def _objects(url: str) -> list[Shard]:
     bucket, key = match["bucket"], (match["key"] or "").strip("/")
     wild = _WILD.search(key)
     beginning = key[: wild.start()] if wild else key
-    rows = [row for row in Bucket(f"{paths.BUCKET}{bucket}").objects(beginning) if not row[0].endswith("/")]
+    with fetched.as_data_error():
+        objects = Bucket(f"{paths.BUCKET}{bucket}").objects(beginning)
+    rows = [row for row in objects if not row[0].endswith("/")]
     if wild:
         rows = [row for row in rows if _matches(row[0], key)]
     elif key not in [row[0] for row in rows]:
