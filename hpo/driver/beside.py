@@ -6,12 +6,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqlalchemy.engine import Connection
+
 from hpo.alerts.process import Alerting
 from hpo.driver.request import DriverOptions
-from hpo.ledger import Ledger
+from hpo.ledger import Ledger, leases, queries
+from hpo.ledger.process_id import is_dead
 from hpo.supervised import SupervisedProcess
 from hpo.terminal import print
 from hpo.tracking import mirror_process
+from hpo.tracking.trackers import lease_of
 from hpo.tracking.uri import tracker_name
 
 REVIVAL = 5.0  # seconds between starts of a process that keeps dying
@@ -33,6 +37,16 @@ class Beside:
         """Returns how many of the ledger's transactions the trackers have not received."""
         names = map(tracker_name, self._uris)
         return sum(mirror_process.behind(self._ledger, name, self._study) for name in names)
+
+    def is_held_by_the_dead(self) -> bool:
+        """Returns True if a mirror has died with its lease, which only the next one frees."""
+
+        def look(connection: Connection) -> bool:
+            number = queries.study_row(connection, self._study).id
+            rows = [leases.holder(connection, lease_of(number, uri)) for uri in self._uris]
+            return any(row is not None and is_dead(row.host, row.pid, row.pid_started) for row in rows)
+
+        return self._ledger.look(look)
 
     def start(self) -> None:
         """Starts the processes; each continues where an earlier one was killed."""
