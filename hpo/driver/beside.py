@@ -6,12 +6,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy.engine import Connection
-
 from hpo.alerts.process import Alerting
 from hpo.driver.request import DriverOptions
 from hpo.ledger import Ledger, leases, queries
-from hpo.ledger.process_id import is_dead
 from hpo.supervised import SupervisedProcess
 from hpo.terminal import print
 from hpo.tracking import mirror_process
@@ -40,13 +37,10 @@ class Beside:
 
     def is_held_by_the_dead(self) -> bool:
         """Returns True if a mirror has died with its lease, which only the next one frees."""
-
-        def look(connection: Connection) -> bool:
-            number = queries.study_row(connection, self._study).id
-            rows = [leases.holder(connection, lease_of(number, uri)) for uri in self._uris]
-            return any(row is not None and is_dead(row.host, row.pid, row.pid_started) for row in rows)
-
-        return self._ledger.look(look)
+        names = self._ledger.look(
+            lambda connection: [lease_of(queries.study_row(connection, self._study).id, uri) for uri in self._uris]
+        )
+        return self._ledger.look(lambda connection: leases.has_dead_holder(connection, names))
 
     def start(self) -> None:
         """Starts the processes; each continues where an earlier one was killed."""
