@@ -764,7 +764,6 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
         ({"parallel": {"data": 2, "bucket_mb": 0.5}, "compile": True}, "set bucket_mb to 1 or more"),
         ({"parallel": {"data": 2, "static_graph": True}, "compile": True}, "static_graph and find_unused out"),
         ({"parallel": {"context": 2}}, "there is no context parallelism, since torch has none that runs on a CPU"),
-        ({"parallel": {"data": 2, "expert": 2}}, "there is no expert parallelism"),
         ({"parallel": {"data": 2, "offload": True}}, "shard is none: set shard to zero2 or zero3"),
         ({"parallel": {"pipeline": 2, "stages_per_rank": 3}}, "read only by schedule=interleaved, and it is 1f1b"),
         ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
