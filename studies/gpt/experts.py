@@ -149,8 +149,8 @@ class Experts(Recalls):
 
     def _computed(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs of the experts that this process holds, each of its own tokens [tokens, hidden]."""
-        held = (w.to_local() if isinstance(w, DTensor) else w for w in (self.gate, self.up, self.down))
-        weights = zip(parts, *(weight.unbind() for weight in held), strict=True)
+        local = (w.to_local() if isinstance(w, DTensor) else w for w in (self.gate, self.up, self.down))
+        weights = zip(parts, *(weight.unbind() for weight in local), strict=True)
         return [(self.activation(part @ gate) * (part @ up)) @ down for part, gate, up, down in weights]
 
     def _sizes(self, numbers: Tensor, tokens: int) -> list[int]:

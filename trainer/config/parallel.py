@@ -81,8 +81,8 @@ class ParallelConfig(Frozen):
             raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
         if self.context > 1:
             raise ValueError(
-                f"context={self.context}: there is no context parallelism, since torch has none that runs on a CPU: "
-                "divide the layers and the sequence by tensor and the task's parallel_plan, and leave it out."
+                f"context={self.context} is refused, since torch's context parallelism does not run on a CPU: divide "
+                "the layers and the sequence by tensor and the task's parallel_plan, and leave context out."
             )
         if self.expert > 1:
             self._check_experts()

@@ -39,14 +39,14 @@ class Exchange:
 
         `compute` takes the rows of each expert that this rank holds, from all ranks, and returns their outputs.
         """
-        held = len(sizes) // self._ranks
-        sent = [list(sizes[first : first + held]) for first in range(0, len(sizes), held)]
+        local = len(sizes) // self._ranks
+        sent = [list(sizes[first : first + local]) for first in range(0, len(sizes), local)]
         arrived = self._arriving(sent, rows)
         there, here = ([sum(counts) for counts in of_rank] for of_rank in (sent, arrived))
         pieces = all_to_all(rows, here, there, self._group).split([count for counts in arrived for count in counts])
-        outputs = compute([torch.cat(pieces[expert::held]) for expert in range(held)])
+        outputs = compute([torch.cat(pieces[expert::local]) for expert in range(local)])
         by_expert = [output.split([counts[k] for counts in arrived]) for k, output in enumerate(outputs)]
-        by_rank = torch.cat([by_expert[expert][rank] for rank in range(self._ranks) for expert in range(held)])
+        by_rank = torch.cat([by_expert[expert][rank] for rank in range(self._ranks) for expert in range(local)])
         return all_to_all(by_rank, there, here, self._group)
 
     def _arriving(self, sent: list[list[int]], rows: Tensor) -> list[list[int]]:

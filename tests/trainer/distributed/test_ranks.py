@@ -763,7 +763,7 @@ def test_out_of_memory_in_the_first_pass_of_all_is_no_other(tmp_path, solo):
         ({"parallel": {"data": 2, "shard": "zero3"}, "compile": True}, "compile is for one process and for replicas"),
         ({"parallel": {"data": 2, "bucket_mb": 0.5}, "compile": True}, "set bucket_mb to 1 or more"),
         ({"parallel": {"data": 2, "static_graph": True}, "compile": True}, "static_graph and find_unused out"),
-        ({"parallel": {"context": 2}}, "there is no context parallelism, since torch has none that runs on a CPU"),
+        ({"parallel": {"context": 2}}, "torch's context parallelism does not run on a CPU"),
         ({"parallel": {"data": 2, "offload": True}}, "shard is none: set shard to zero2 or zero3"),
         ({"parallel": {"pipeline": 2, "stages_per_rank": 3}}, "read only by schedule=interleaved, and it is 1f1b"),
         ({"parallel": {"data": 2, "shard": "zero1", "tensor": 2}}, "use shard=zero2 or zero3"),
