@@ -213,6 +213,15 @@ class Task:
         """
         return {}
 
+    def expert_plan(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Returns the modules that hold experts, for `train.parallel.expert`.
+
+        Each parameter of such a module itself, not of those within it, has a row for each expert. The module has an
+        attribute `owners`, None in one process; on several ranks it is a `trainer.distributed.expert_parallel.Exchange`
+        through which `forward` reaches the experts of all ranks.
+        """
+        return ()
+
     def pipeline_plan(self, model: nn.Module) -> Sequence[nn.Module]:
         """Returns parts of `model` which, called one after another, compute its output, for `train.parallel.pipeline`.
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from hpo.alerts.process import Alerting
 from hpo.driver.request import DriverOptions
-from hpo.ledger import Ledger
+from hpo.ledger import Ledger, leases, queries
 from hpo.supervised import SupervisedProcess
 from hpo.terminal import print
 from hpo.tracking import mirror_process
+from hpo.tracking.trackers import lease_of
 from hpo.tracking.uri import tracker_name
 
 REVIVAL = 5.0  # seconds between starts of a process that keeps dying
@@ -33,6 +34,13 @@ class Beside:
         """Returns how many of the ledger's transactions the trackers have not received."""
         names = map(tracker_name, self._uris)
         return sum(mirror_process.behind(self._ledger, name, self._study) for name in names)
+
+    def is_held_by_the_dead(self) -> bool:
+        """Returns True if a mirror has died with its lease, which only the next one frees."""
+        names = self._ledger.look(
+            lambda connection: [lease_of(queries.study_row(connection, self._study).id, uri) for uri in self._uris]
+        )
+        return self._ledger.look(lambda connection: leases.has_dead_holder(connection, names))
 
     def start(self) -> None:
         """Starts the processes; each continues where an earlier one was killed."""

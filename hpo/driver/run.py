@@ -116,7 +116,7 @@ def _drive(
     if driver.idle:
         state = driver.run()
         write_results()
-        if not beside.behind() and not options.alerts:
+        if not (beside.behind() or beside.is_held_by_the_dead() or options.alerts):
             on_tick("")
             return RunResult(spec.name, state, driver.reason, 0, None, finishes=True)
     beside.start()

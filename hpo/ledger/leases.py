@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -131,6 +131,12 @@ def free_of_the_dead(ledger: Ledger, name: str) -> None:
             connection.execute(update(leases).where(this_lease).values(owner=None))
 
     ledger.transact(body)
+
+
+def has_dead_holder(connection: Connection, names: Iterable[str]) -> bool:
+    """Returns True if a process of this host has died holding one of the leases."""
+    rows = (holder(connection, name) for name in names)
+    return any(row is not None and is_dead(row.host, row.pid, row.pid_started) for row in rows)
 
 
 def holders(connection: Connection) -> dict[str, LeaseRow]:

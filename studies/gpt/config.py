@@ -279,6 +279,16 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _ranks_share_experts(self) -> Config:
+        ranks, experts = self.train.parallel.expert, self.model.moe.experts
+        if ranks > 1 and experts % ranks:
+            raise ValueError(
+                f"train.parallel.expert={ranks} does not divide model.moe.experts {experts}: give each rank as many "
+                "experts."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _experts_are_whole(self) -> Config:
         train, experts = self.train, self.model.moe.experts
         refused = {

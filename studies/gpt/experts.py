@@ -18,13 +18,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from studies.gpt.model import GatedMLP, Recalls
 from trainer.compat.tensors import is_fake
+
+if TYPE_CHECKING:
+    from trainer.distributed.expert_parallel import Exchange
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Experts(Recalls):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         self.shared = GatedMLP(hidden, shared * mlp, activation) if shared else None
         self.activation = activation()
+        self.owners: Exchange | None = None  # on ranks that hold some of the experts
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.router(x)
@@ -132,11 +138,20 @@ class Experts(Recalls):
         numbers = chosen if kept is None else torch.where(kept, chosen, self.experts)
         order = numbers.flatten().argsort(stable=True)  # by expert, and those that are not kept at the end
         rows = tokens[order // self.top_k]
-        *parts, dropped = rows.split(self._sizes(numbers, len(tokens)))
-        weights = zip(parts, self.gate.unbind(), self.up.unbind(), self.down.unbind(), strict=True)
-        computed = [(self.activation(part @ gate) * (part @ up)) @ down for part, gate, up, down in weights]
-        by_expert = torch.cat([*computed, computed[0].new_zeros(dropped.shape)])
+        *sizes, left = self._sizes(numbers, len(tokens))
+        taken, dropped = rows.split([len(rows) - left, left])
+        if self.owners is None:
+            computed = torch.cat(self._computed(taken.split(sizes)))
+        else:
+            computed = self.owners.computed(taken, sizes, self._computed)
+        by_expert = torch.cat([computed, computed.new_zeros(dropped.shape)])
         return by_expert[order.argsort()].view(*chosen.shape, tokens.shape[-1])
+
+    def _computed(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the outputs of the experts that this process holds, each of its own tokens [tokens, hidden]."""
+        local = (w.to_local() if isinstance(w, DTensor) else w for w in (self.gate, self.up, self.down))
+        weights = zip(parts, *(weight.unbind() for weight in local), strict=True)
+        return [(self.activation(part @ gate) * (part @ up)) @ down for part, gate, up, down in weights]
 
     def _sizes(self, numbers: Tensor, tokens: int) -> list[int]:
         """Returns the number of choices that each expert takes, and last the number of choices that none takes.

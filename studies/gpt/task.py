@@ -121,6 +121,9 @@ class GptTask(Task):
         plan |= {f"blocks.*.mlp.{name}": "colwise" for name in ("gate", "up")}
         return plan | {"blocks.*.mlp.down": "rowwise_scatter"}
 
+    def expert_plan(self, model: nn.Module) -> list[nn.Module]:
+        return [module for module in model.modules() if isinstance(module, Experts)]
+
     def pipeline_plan(self, model: nn.Module) -> list[nn.Module]:
         assert isinstance(model, Llama)
         return model.parts()

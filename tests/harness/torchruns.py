@@ -37,10 +37,11 @@ class Nodes:
     def begin(self) -> subprocess.Popen[bytes]:
         number = len(self._begun)
         place, (host, port) = number % len(self._addresses), self._endpoint
-        # A host does not know its address by its name, by which torchrun finds out where it is to serve.
-        serves = f"is_host={place == 0}," if self._environs[place] else ""
+        # A host does not know its address by its name, by which torchrun finds out where it is to serve. Of two nodes
+        # on one host none is cut off, so that a short timeout finds those that were killed.
+        conf = f"is_host={place == 0}" if self._environs[place] else "read_timeout=5"
         launch = f"--nnodes=2 --nproc-per-node=1 --max-restarts=20 --rdzv-backend=c10d --rdzv-endpoint={host}:{port}"
-        launch += f" --rdzv-conf={serves}join_timeout=60,read_timeout=5 --rdzv-id={self._study}"
+        launch += f" --rdzv-conf=join_timeout=60,{conf} --rdzv-id={self._study}"
         launch += f" --local-addr={self._addresses[place]} --no-python"
         worker = f"-m hpo worker --study {self._study} --home {self._home} --storage {self._storage}"
         command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), sys.executable]

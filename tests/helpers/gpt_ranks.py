@@ -29,15 +29,20 @@ CONFIG: dict[str, Any] = {
     },
 }
 
+MIXED: dict[str, Any] = {"moe": {"experts": 4, "top_k": 2, "capacity": 1.0, "shared": 1, "balance": 0.1}}
 
-def run(directory: str, parallel: Mapping[str, Any], *, block: int | None = None, **model: Any) -> dict[str, Any]:
-    """Returns the metrics of both epochs, what the model wrote, and the weights at the end.
 
-    With `block`, the model computes its loss itself, of so many tokens at a time.
+def run(
+    directory: str, parallel: Mapping[str, Any], *, block: int | None = None, leave: bool = False, **model: Any
+) -> dict[str, Any]:
+    """Returns the metrics of the epochs, what the model wrote, and the weights at the end.
+
+    With `block`, the model computes its loss itself, of so many tokens at a time. With `leave` the run is saved and
+    left in the second epoch; another one in the directory goes on.
     """
     if block is not None:
         with patch.multiple(vocabulary, LARGE=1, _BLOCK=257 * block):
-            return run(directory, parallel, **model)
+            return run(directory, parallel, leave=leave, **model)
     given = CONFIG | {"train": CONFIG["train"] | {"parallel": dict(parallel)}, "model": CONFIG["model"] | model}
     config = Config.model_validate(given)
     metrics: list[dict[str, float]] = []
@@ -47,6 +52,7 @@ def run(directory: str, parallel: Mapping[str, Any], *, block: int | None = None
         shown = report.metrics.items()
         metrics.append({name: value for name, value in shown if name.startswith(("train/loss", "val/"))})
         committed.extend([report.checkpoint] if report.checkpoint else [])
+        reporter.preempted = leave
         return CONTINUE
 
     def artifact(path: Path, name: str | None = None) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.compat.private import private
@@ -26,6 +28,15 @@ def register_fake_collectives() -> None:
 def fake_store() -> Any:
     """Returns a store for a process group of ranks that do not exist."""
     return private("torch.testing._internal.distributed.fake_pg:FakeStore", seen="2.13")()
+
+
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+    """Returns the rows that the ranks of a group have sent to this one, which sends `sent[k]` of `rows` to rank k.
+
+    It takes gradients back the same way.
+    """
+    exchanged = private("torch.distributed._functional_collectives:all_to_all_single_autograd", seen="2.13")
+    return exchanged(rows, received, sent, group)
 
 
 def timed_of(ddp: Any) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def _optimizer_has_what_it_steps_on(config: TrainConfig) -> None:
         others = ", ".join(name for name, other in OPTIMIZERS.items() if other.sharded)
         raise ValueError(
             f"optim.name is {optim.name!r}, which needs whole parameters, and parallel gives each rank parts of "
-            f"them: choose one of {others}, or use shard=none or zero1, and tensor=1."
+            f"them: choose one of {others}, or use shard=none or zero1, tensor=1 and expert=1."
         )
     if parallel.parts and (optim.name, optim.implementation) == ("sgd", "fused"):  # torch 2.13 has no rule for it
         raise ValueError("optim.implementation is 'fused', which sgd has for whole parameters alone: leave it auto.")
@@ -184,7 +184,7 @@ def _ranks_have_work(config: TrainConfig) -> None:
     if config.parallel.parts and (wholes := _whole(config, "lookahead", "sam")):
         raise ValueError(
             f"{_need(wholes)} whole parameters, and parallel gives each rank parts of them: "
-            "leave that out, or use shard=none or zero1, and tensor=1."
+            "leave that out, or use shard=none or zero1, tensor=1 and expert=1."
         )
     if config.parallel.pipeline > 1:
         _check_pipeline(config, config.parallel.pipeline)
@@ -199,7 +199,7 @@ def _check_compiled(config: TrainConfig, parallel: ParallelConfig) -> None:
     if parallel.parts or parallel.pipeline > 1:
         raise ValueError(
             "compile is for one process and for replicas of whole models: leave it out, or set parallel.shard to "
-            "none or zero1, and tensor and pipeline to 1."
+            "none or zero1, and tensor, pipeline and expert to 1."
         )
     if parallel.static_graph or parallel.find_unused or parallel.bucket_mb < 1:
         raise ValueError(

@@ -37,8 +37,8 @@ class ParallelConfig(Frozen):
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"  # of gradients sent between ranks
     powersgd_rank: Count = 2  # columns of the two factors that compression=powersgd sends
     sync_batchnorm: bool = False  # batch statistics over all ranks; GPU only
-    context: Count = 1  # ranks of one sequence, and
-    expert: Count = 1  # of one layer's experts: both refused, and docs/guide/distributed.md says why
+    context: Count = 1  # ranks of one sequence: refused, and docs/guide/distributed.md says why
+    expert: Count = 1  # of the replicas, so many share the experts that the task's expert_plan names
     timeout: Positive = 600.0
 
     @property
@@ -54,11 +54,11 @@ class ParallelConfig(Frozen):
     @property
     def parts(self) -> bool:
         """Returns True if ranks hold only parts of parameters."""
-        return self.shard in ("zero2", "zero3") or self.tensor > 1
+        return self.shard in ("zero2", "zero3") or self.tensor > 1 or self.expert > 1
 
     def shape(self) -> dict[str, Any]:
         """Returns the fields that decide the division of work and differ from one process's."""
-        return self.model_dump(include={"data", "tensor", "pipeline", "shard"}, exclude_defaults=True)
+        return self.model_dump(include={"data", "tensor", "pipeline", "shard", "expert"}, exclude_defaults=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -79,12 +79,13 @@ class ParallelConfig(Frozen):
     def _check(self) -> ParallelConfig:
         if self.static_graph and self.find_unused:
             raise ValueError("static_graph and find_unused exclude each other: set one of them to false.")
-        for name in ("context", "expert"):
-            if (ranks := getattr(self, name)) > 1:
-                raise ValueError(
-                    f"{name}={ranks}: there is no {name} parallelism, since torch has none that runs on a CPU: divide "
-                    "the layers and the sequence by tensor and the task's parallel_plan, and leave it out."
-                )
+        if self.context > 1:
+            raise ValueError(
+                f"context={self.context} is refused, since torch's context parallelism does not run on a CPU: divide "
+                "the layers and the sequence by tensor and the task's parallel_plan, and leave context out."
+            )
+        if self.expert > 1:
+            self._check_experts()
         if self.shard != "none" and self.data == 1:
             raise ValueError(f"shard={self.shard} divides among replicas and data is 1: set data to 2 or more.")
         if self.offload and self.shard not in ("zero2", "zero3"):
@@ -122,3 +123,15 @@ class ParallelConfig(Frozen):
                 f"{', '.join(sorted(set_))} belong to replicas of whole models, shard=none and zero1: leave them out."
             )
         return self
+
+    def _check_experts(self) -> None:
+        if self.data % self.expert:
+            raise ValueError(
+                f"expert={self.expert} replicas share the experts, and data is {self.data}: set data to a multiple of "
+                f"{self.expert}."
+            )
+        others = {"shard": self.shard != "none", "tensor": self.tensor > 1, "pipeline": self.pipeline > 1}
+        if name := next((name for name, is_set in others.items() if is_set), None):
+            raise ValueError(
+                f"expert={self.expert} and {name}={getattr(self, name)} exclude each other: leave one of them out."
+            )

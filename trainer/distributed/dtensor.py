@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -29,7 +30,13 @@ class Parts(Several):
     """A rank that saves its parts, and reads its own from a whole model's state, however that was saved."""
 
     sharded = True
+    _dims: tuple[str, ...] = ("data", "tensor")  # of `layout`, along which ranks hold a tensor in parts or alike
     _shards: Mapping[str, DTensor]  # by the parameter's name
+
+    @property
+    def layout(self) -> DeviceMesh:
+        """Returns the mesh by whose dimensions ranks hold the parameters."""
+        return self.mesh
 
     def _holds(self, model: nn.Module) -> nn.Module:
         self._shards = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
@@ -85,7 +92,7 @@ class Parts(Several):
             )
         if tensor.is_meta:
             return super().mine(tensor)
-        first = all(self.mesh.get_local_rank(dim) == 0 for dim in ("data", "tensor") if not _divided(tensor, dim))
+        first = all(self.layout.get_local_rank(dim) == 0 for dim in self._dims if not _divided(tensor, dim))
         if not isinstance(tensor, DTensor):
             return (tensor if first else None), None
         shape, offset = shape_and_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -98,10 +105,10 @@ class Parts(Several):
         """
         self.beat()
         squares = torch.stack(foreach.norm(self.local([*gradients]))).double().square()
-        for dim in ("data", "tensor"):
+        for dim in self._dims:
             if divided := [i for i, g in enumerate(gradients) if _divided(g, dim)]:
                 sums = squares[divided]
-                dist.all_reduce(sums, group=self.mesh.get_group(dim))
+                dist.all_reduce(sums, group=self.layout.get_group(dim))
                 squares[divided] = sums
         return squares.sqrt().to(gradients[0].dtype)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.checkpoint import files
 from trainer.checkpoint.store import CheckpointStore, Pinned
@@ -89,10 +89,14 @@ class Several(Solo):
 
     def sum_over_replicas(self, gradients: list[Tensor]) -> None:
         """Replaces each gradient by its sum over all replicas, in one all-reduce."""
+        self.sum_over(self.mesh["data"], gradients)
+
+    def sum_over(self, mesh: DeviceMesh, gradients: list[Tensor]) -> None:
+        """Replaces each gradient by its sum over the ranks of a mesh of one dimension, in one all-reduce."""
         self.beat()
-        if self.shares > 1 and gradients:
+        if mesh.size() > 1 and gradients:
             flat = torch.cat([g.flatten() for g in gradients])
-            dist.all_reduce(flat, group=self.mesh.get_group("data"))
+            dist.all_reduce(flat, group=mesh.get_group())
             sums = flat.split([g.numel() for g in gradients])
             foreach.copy_(gradients, [s.view_as(g) for s, g in zip(sums, gradients, strict=True)])
 

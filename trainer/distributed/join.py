@@ -19,6 +19,7 @@ _KINDS = {
     "zero2": "trainer.distributed.fsdp:Sharded",
     "zero3": "trainer.distributed.fsdp:Sharded",
     "tensor": "trainer.distributed.tensor_parallel:Split",
+    "expert": "trainer.distributed.expert_parallel:Owners",
     "pipeline": "trainer.distributed.pipeline:Pipeline",
 }
 
@@ -43,4 +44,5 @@ def join(config: ParallelConfig, device: torch.device) -> Solo:
 def kind_of(config: ParallelConfig) -> Callable[[ParallelConfig, Member, torch.device], Solo]:
     """Returns the class of a rank's part under `config`, for several ranks."""
     kind = "tensor" if config.tensor > 1 and config.shard == "none" else config.shard
-    return named(_KINDS["pipeline" if config.pipeline > 1 else kind], "train.parallel")
+    kind = "expert" if config.expert > 1 else "pipeline" if config.pipeline > 1 else kind
+    return named(_KINDS[kind], "train.parallel")

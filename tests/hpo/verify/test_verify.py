@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from mirrored import ME, Made, sync
+from places import HARNESS
 from rounds import rounds
+from typer.testing import CliRunner
 
+from hpo.cli.main import app
 from hpo.clock import SystemClock
 from hpo.errors import NoLedger, StudyError
 from hpo.ledger import Ledger, claims, leases, queries, transactions, worker_rows
@@ -378,3 +381,17 @@ def test_verify_makes_nothing(made, tmp_path):
         [text] = verify(made.home, made.home.storage, elsewhere).differences
     assert "is gone" in text and not (tmp_path / "mlflow.db").exists()
     study.ledger.close()
+
+
+@pytest.mark.usefixtures("process")
+def test_a_resume_frees_the_lease_of_a_mirror_that_died_at_the_end(tmp_path):
+    """As when the driver is killed between the mirror's last transaction and its end."""
+    words = ["--study", str(HARNESS / "function_study.py"), "--trials", "1", "--workers", "1"]
+    home = ["--home", str(tmp_path / "home")]
+    assert CliRunner().invoke(app, ["run", *words, *home]).exit_code == 0
+    with contextlib.closing(Ledger(Home(tmp_path / "home").storage)) as ledger:
+        leases.acquire(ledger, "mirror:1", "tiny", dead(), SystemClock(), 1.0)
+    assert CliRunner().invoke(app, ["verify", *home]).exit_code == 1
+    assert CliRunner().invoke(app, ["resume", "--study", "tiny", *home]).exit_code == 0
+    checked_again = CliRunner().invoke(app, ["verify", *home])
+    assert checked_again.exit_code == 0, checked_again.output

@@ -7,6 +7,7 @@ from typing import Any
 
 import gpt_ranks
 import pytest
+from gpt_ranks import MIXED
 from once import once
 
 from trainer.config import ParallelConfig
@@ -66,7 +67,7 @@ def test_ranks_compute_what_one_process_does(ranks, kind, alone, together):
         assert weights == pytest.approx(alone["weights"][name], rel=1e-6, abs=1e-6), name
 
 
-MIXED = {"moe": {"experts": 4, "top_k": 2, "capacity": 1.0, "shared": 1, "balance": 0.1}}
+EXPERTS = {name: KINDS[2][name] for name in ("ddp", "zero3")} | {"expert": {"data": 2, "expert": 2}}
 
 
 @pytest.fixture(scope="session")
@@ -75,14 +76,14 @@ def mixed(tmp_path_factory, ranks) -> dict[str, Any]:
     alone = gpt_ranks.run(str(tmp_path_factory.mktemp("mixed")), {}, **MIXED)
 
     def make(directory: Path) -> dict[str, Any]:
-        runs = {kind: {"parallel": KINDS[2][kind], **MIXED} for kind in ("ddp", "zero3")}
+        runs = {kind: {"parallel": parallel, **MIXED} for kind, parallel in EXPERTS.items()}
         job = {"directory": str(directory), "runs": runs}
         return launch("gpt_ranks:runs", job, ParallelConfig(data=2), device="cpu")[0]
 
     return {"alone": alone, **once(tmp_path_factory, "gpt-experts", make)}
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero3"])
+@pytest.mark.parametrize("kind", EXPERTS)
 def test_ranks_with_experts_compute_what_one_process_does(kind, mixed):
     """Each rank balances and fills the rows that it has, which are the group of both."""
     ran, alone = mixed[kind], mixed["alone"]
