@@ -213,7 +213,7 @@ def test_the_guide_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 4 and {"mixture", "augment"} <= names.keys()
+    assert len(blocks) == 5 and {"mixture", "augment"} <= names.keys()
 
 
 def test_the_guide_names_every_data_set():

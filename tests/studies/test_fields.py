@@ -56,8 +56,8 @@ SMALL: dict[str, dict[str, Any]] = {
 _RECORDS = {
     "data.path": "/nonexistent", "data.generated": 50, "data.val_share": 0.3, "data.max_length": 17,
     "data.template": "{prompt} {response}", "data.seed": 1, "data.split": "train", "model.path": "/nonexistent",
-    "model.tokenizer": "bytes", "model.base": "bf16", "model.rank": 4, "model.alpha": 1.0, "model.dropout": 0.5, "model.base_dropout": 0.5,
-    "model.layers": 1, "model.modules": ("q_proj",),
+    "model.tokenizer": "bytes", "model.base": "bf16", "model.rank": 4, "model.alpha": 1.0, "model.dropout": 0.5,
+    "model.base_dropout": 0.5, "model.layers": 1, "model.modules": ("q_proj",),
 }  # fmt: skip
 PROBES: dict[str, dict[str, Any]] = {
     "mlp": {

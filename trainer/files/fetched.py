@@ -56,7 +56,7 @@ class Cache:
             os.close(descriptor)
 
     def _fetch(self, url: str, size: int, tag: str, copy: Path) -> bool:
-        """Makes the copy; returns False, without having made it, if there is no room yet or another process does."""
+        """Makes the copy; returns False, without having made it, while the directory is full or another process does."""
         part = copy.with_name(f".{copy.name}{_PART}")
         with self._alone():
             if copy.exists():
@@ -85,15 +85,15 @@ class Cache:
             with suppress(FileNotFoundError):
                 if path.is_file():
                     files.append((path.stat().st_mtime_ns, path, path.stat().st_size))
-        held = sum(bytes_ for _, _, bytes_ in files)
+        taken = sum(bytes_ for _, _, bytes_ in files)
         for _, path, bytes_ in sorted(files):
-            if held + size <= self.most_bytes:
+            if taken + size <= self.most_bytes:
                 return True
             if path.name != _LOCK and (descriptor := _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)) is not None:
                 path.unlink(missing_ok=True)
                 os.close(descriptor)
-                held -= bytes_
-        return held + size <= self.most_bytes
+                taken -= bytes_
+        return taken + size <= self.most_bytes
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -109,7 +109,7 @@ _LOCK = ".lock"
 
 
 def _locked(path: Path, how: int) -> int | None:
-    """Returns a descriptor that locks the file, None if there is no such file, or another process has locked it."""
+    """Returns a descriptor that locks the file, None if it is missing, or another process has locked it."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

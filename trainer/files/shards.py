@@ -94,7 +94,7 @@ def listed(path: str, split: str = "") -> list[Shard]:
         is_dataset = bool(split) or hub.is_dataset(place)
         files = hub.files(place, split) if is_dataset else sorted(file for file in place.rglob("*") if file.is_file())
     elif split:
-        raise ConfigError(f"{path} is no directory of datasets, and split is {split!r}: leave the split out.")
+        raise ConfigError(f"{path} is not a directory of datasets, and split is {split!r}: leave the split out.")
     elif place.exists() or not _WILD.search(path):
         files = [place]
     else:
@@ -109,7 +109,7 @@ def _objects(url: str) -> list[Shard]:
     match = _URL.fullmatch(url)
     if match is None:
         raise ConfigError(
-            f"{url!r} is no place in a bucket: give s3://BUCKET/KEY, a prefix or a pattern; endpoint and credentials "
+            f"{url!r} does not name a place in a bucket: give s3://BUCKET/KEY, a prefix or a pattern; endpoint and credentials "
             "come from AWS_ENDPOINT_URL and the standard chain of boto3."
         )
     bucket, key = match["bucket"], (match["key"] or "").strip("/")

@@ -105,7 +105,7 @@ def example(data: bytes, where: str) -> dict[str, Value]:
     try:
         message.ParseFromString(data)
     except DecodeError as error:
-        raise DataError(f"{where} is no tf.train.Example: write its values as one.") from error
+        raise DataError(f"{where} cannot be parsed as a tf.train.Example: write its values as one.") from error
     features: dict[str, Value] = {}
     for entry in message.features.feature:
         kind = next((kind for kind in _LISTS if entry.value.HasField(kind)), None)

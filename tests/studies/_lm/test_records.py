@@ -75,7 +75,7 @@ def test_files_of_a_webdataset_are_the_fields(tmp_path):
         ("a.jsonl", RECORDS, {"columns": ["a"]}, r"data\.columns=a are not 2 columns: name those of prompt, response"),
         ("a.jsonl", RECORDS, {"columns": ["a", "a"]}, r"data\.columns=a,a are not 2 columns"),
         ("a.jsonl", RECORDS, {"columns": ["q", "a"]}, r"a\.jsonl, line 1 lacks the field 'q': it has prompt, response"),
-        ("a.jsonl", RECORDS, {"split": "train"}, "is no directory of datasets, and split is 'train'"),
+        ("a.jsonl", RECORDS, {"split": "train"}, "is not a directory of datasets, and split is 'train'"),
     ],
 )
 def test_records_that_are_not_text_are_refused(tmp_path, name, rows, given, sentence):

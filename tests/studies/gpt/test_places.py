@@ -110,7 +110,7 @@ def test_a_study_of_a_bucket_knows_its_content(tmp_path, bucket):
     [
         ("{}/none", "names no object: give an object"),
         ("s3://nowhere-at-all/x", "the bucket does not exist at AWS_ENDPOINT_URL"),
-        ("s3://UPPER/x", "is no place in a bucket"),
+        ("s3://UPPER/x", "does not name a place in a bucket"),
         ("{}/t/*.txt", "names no object"),
     ],
 )

@@ -80,7 +80,7 @@ FIRST, SECOND = framed(example(ROWS[0])), framed(example(ROWS[1]))
         (FIRST + SECOND[:5], "record 2 is cut off after 5 of 12 bytes of its head"),
         (FIRST + _damaged(SECOND, 20), "record 2 has another checksum than the file says"),
         (FIRST + _damaged(SECOND, 1), "record 2 has another checksum of its length"),
-        (FIRST + framed(b"\x07\x07"), r"record 2 is no tf\.train\.Example"),
+        (FIRST + framed(b"\x07\x07"), r"record 2 cannot be parsed as a tf\.train\.Example"),
         (FIRST + framed(example({"text": b"\xff"})), "record 2, feature 'text' is not UTF-8"),
         (FIRST + framed(example({"text": 3})), "feature 'text' is int and str in different records"),
         (FIRST + framed(example({"n": 3})), r"row 2, column 'text' is empty"),
@@ -140,7 +140,7 @@ def test_a_path_names_files_in_the_order_of_their_names(tmp_path, monkeypatch):
             listed(path)
     with pytest.raises(ConfigError, match="names no file of this host"):
         listed("file://elsewhere/a.jsonl")
-    with pytest.raises(ConfigError, match="is no directory of datasets, and split is 'train'"):
+    with pytest.raises(ConfigError, match="is not a directory of datasets, and split is 'train'"):
         listed(str(files[0]), "train")
     before = digest(f"{tmp_path}/d/*.jsonl")
     write(files[1], ROWS[:3])
@@ -245,7 +245,7 @@ def test_a_broken_object_is_named_by_its_url(tmp_path, bucket):
 @rounds(
     ("path", "sentence"),
     [
-        ("s3://UPPER/x", "is no place in a bucket: give s3://BUCKET/KEY"),
+        ("s3://UPPER/x", "does not name a place in a bucket: give s3://BUCKET/KEY"),
         ("{}/none", "names no object: give an object, a prefix with objects, or a pattern"),
         ("{}/*.csv", "names no object"),
         (
