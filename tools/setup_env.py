@@ -33,6 +33,8 @@ EXTRAS = (
     "fp8",
     "onnx",
     "gguf",
+    "datasets",
+    "tfrecord",
     "ray",
     "s3",
     "lightning",

@@ -56,7 +56,7 @@ class Cache:
             os.close(descriptor)
 
     def _fetch(self, url: str, size: int, tag: str, copy: Path) -> bool:
-        """Makes the copy; returns False, without having made it, while the directory is full or another process does."""
+        """Makes the copy; returns False, without it, while the directory is full or another process makes it."""
         part = copy.with_name(f".{copy.name}{_PART}")
         with self._alone():
             if copy.exists():

@@ -109,8 +109,8 @@ def _objects(url: str) -> list[Shard]:
     match = _URL.fullmatch(url)
     if match is None:
         raise ConfigError(
-            f"{url!r} does not name a place in a bucket: give s3://BUCKET/KEY, a prefix or a pattern; endpoint and credentials "
-            "come from AWS_ENDPOINT_URL and the standard chain of boto3."
+            f"{url!r} does not name a place in a bucket: give s3://BUCKET/KEY, a prefix or a pattern; endpoint and "
+            "credentials come from AWS_ENDPOINT_URL and the standard chain of boto3."
         )
     bucket, key = match["bucket"], (match["key"] or "").strip("/")
     wild = _WILD.search(key)
