@@ -54,7 +54,8 @@ def chosen(study: hpo.StudyHandle) -> dict[str, dict[str, Any]]:
     """Returns the parameters of each choice; those of the default are empty."""
     best = study.best
     seeds = best["seeds"]
-    first = min(seeds["selected"], key=int)
+    selected = seeds["selected"] or [best["number"]]  # None: nothing was confirmed
+    first = min(selected, key=int)
     default_leads = any(rival["name"] == DEFAULT_NAME and rival["ahead"]["mean"] < 0 for rival in seeds["rivals"])
     print(f"  {study.name}: value {first}, confirmed {best['number']}, default leads: {default_leads}", file=sys.stderr)
     return {
