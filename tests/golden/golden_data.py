@@ -156,12 +156,13 @@ def data() -> Any:
     """Returns the samples, batches and orders of each data set that the trainer exports, and what augments them."""
     with TemporaryDirectory(prefix="hpo-golden-") as directory:
         made = {name: make(Path(directory)) for name, make in SETS.items()}
-    missing = set(trainer.data.__all__) - made.keys() - ELSEWHERE
+    missing = set(trainer.data.__all__) - made.keys() - ELSEWHERE - AFTER
     assert not missing, f"golden_data.py has no case for {', '.join(sorted(missing))}"
     return made
 
 
 ELSEWHERE = {"Loader", "View", "check"}  # digested as the data order, by those made of it, and giving no samples
+AFTER = {"Shards"}  # names that came after the digest of version 1; test_streams.py has its order
 DOCUMENTS = [torch.arange(start, start + length) for start, length in enumerate((3, 9, 1, 5, 14, 2, 5, 7))]
 ROWS = Rows(numbers(23, 2, seed=3))
 GREEK = "\u03b1\u03b2\u03b3"

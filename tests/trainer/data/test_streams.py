@@ -57,6 +57,13 @@ def test_rows_are_those_of_the_files_in_any_order(tmp_path, kind):
         data[TOTAL]
 
 
+def test_an_order_is_the_same_in_every_release(tmp_path):
+    shards(tmp_path / "data", "jsonl")
+    first, second = [15, 17, 20, 19, 13, 16, 12, 14, 18], [1, 23, 6, 4, 2, 22, 3, 0, 24, 21, 5]
+    order = stream(tmp_path / "data", tmp_path, window=2).order(5, 1, 4).tolist()
+    assert order == [*first, *second, 7, 10, 8, 11, 9]
+
+
 def test_a_window_holds_neighbouring_blocks_alone(tmp_path):
     """Each run of rows within a window is of as many shards; over many epochs any shards are neighbours."""
     shards(tmp_path / "data", "jsonl")
