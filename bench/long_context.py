@@ -2,7 +2,7 @@
 
     python bench/long_context.py [--seeds 1] [--epochs 8] [--more 2] [--cells FILE]
 
-The generated documents define six keys at their start and repeat each later (studies/gpt/source.py). Those of the
+The generated documents define six keys at their start and repeat each later (studies/_lm/source.py). Those of the
 first training have 28 words and fit 256 tokens; those it continues on have 280 of the same language, and a digit may
 lie 2,000 tokens after its definition. A row has the loss of the target domain in nats per token, for tokens from the
 128th, 256th, 512th and 1,024th position of their document to twice as far, and the loss of the digits from the 1,024th

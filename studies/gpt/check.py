@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from studies._lm.corpus import prepare
 from studies.gpt import llama
 from studies.gpt.budget import report
 from studies.gpt.config import Config, DataConfig
-from studies.gpt.corpus import prepare
 from trainer.errors import ConfigError, DataError
 
 

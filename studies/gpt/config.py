@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from studies._lm.corpus_config import TextConfig
 from trainer.config import (
     CheckpointConfig,
     ClipConfig,
@@ -20,7 +21,6 @@ from trainer.config.fields import added
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
-LONGEST_WORD = 6  # letters of a word of the generated corpus
 
 
 class MixPhase(Frozen):
@@ -30,85 +30,31 @@ class MixPhase(Frozen):
     target: Ratio
 
 
-class CorpusConfig(Frozen):
-    """The generated corpus: training documents of each domain; a tenth as many to validate, and to test.
+class DataConfig(TextConfig):
+    """Selects the texts and mixes the domains: rows are drawn from both by the ratios of `phases`.
 
-    With `keys`, a document defines as many at its start, each a capital letter and a digit. It then has exactly `words`
-    words, and the definitions once more anywhere between them: those digits are known from the start alone.
+    An epoch takes the phase that it begins in. `tokens_per_parameter` is the number of tokens that the run sees for
+    each parameter of the model: about 20 is the optimum for a budget of operations (see budget.py). None: an epoch has
+    as many rows as both domains together.
     """
 
-    general: PositiveInt = 1500
-    target: PositiveInt = 400
-    num_words: Annotated[int, Field(ge=4, le=2000)] = 48  # words of the lexicon
-    successors: PositiveInt = 6  # possible next words of a word
-    words: PositiveInt = added(16)  # the most words of a document
-    keys: Annotated[int, Field(ge=0, le=26)] = added(0)
-
-    @property
-    def longest(self) -> int:
-        """Returns the most tokens of a document, by bytes: words, definitions, spaces between them, and both ends."""
-        return self.words * (LONGEST_WORD + 1) + 2 * self.keys * 3 + 1
-
-    @model_validator(mode="after")
-    def _check(self) -> CorpusConfig:
-        if self.successors > self.num_words:
-            raise ValueError(f"successors {self.successors} are more than num_words {self.num_words}.")
-        if self.keys > self.words:
-            raise ValueError(f"keys {self.keys} are more than words {self.words}: lower keys, or give more words.")
-        return self
-
-
-class DataConfig(Frozen):
-    """Selects the texts. An empty `path` means the generated corpus of two domains, whose entropy is known.
-
-    `path` is the target domain: a text file, a table with a column `text` (of any format of trainer.files.tables), a
-    directory or a pattern of such, in a bucket too (trainer.files.shards), or a directory of Hugging Face's datasets,
-    of which `split` is read; the optional `general_path` is the same for a general domain. `separator` divides a text
-    file into documents; without one, a file is a document. `cache` is a directory that keeps the tokens for later runs
-    with the same settings and texts; empty: the home's `shared`.
-
-    Rows of `block_size` tokens are drawn from both domains by the ratios of `phases`; an epoch takes the phase that it
-    begins in. `tokens_per_parameter` is the number of tokens that the run sees for each parameter of the model: about
-    20 is the optimum for a budget of operations (see budget.py). None: an epoch has as many rows as both domains
-    together.
-    """
-
-    path: str = ""
-    general_path: str = ""
-    column: str = "text"
-    separator: str = ""
-    tokenizer: Literal["bytes", "bpe"] = "bytes"
-    vocab_size: Annotated[int, Field(ge=257)] = 257  # BPE's, an upper limit of the tokens it learns
-    tokenizer_file: str = ""  # a tokenizer.json to use as BPE, whose token `end_token` ends documents; empty: learn one
-    end_token: str = "<|end|>"
-    block_size: Annotated[int, Field(ge=8)] = 128
     phases: tuple[MixPhase, ...] = (
         MixPhase(start=0.0, target=0.1),
         MixPhase(start=0.5, target=0.4),
         MixPhase(start=0.8, target=0.8),
     )
     tokens_per_parameter: Positive | None = None
-    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # share of a file to validate, and as much to test
-    test: bool = False  # also evaluate the test part, by which no trial is selected
-    seed: Annotated[int, Field(ge=0)] = 0  # seed of the generated corpus
-    corpus: CorpusConfig = CorpusConfig()
-    cache: str = ""
-    split: str = added("")
     by_position: bool = added(False)  # also report the loss by the position of a token in its document
 
     @model_validator(mode="after")
-    def _check(self) -> DataConfig:
-        if self.general_path and not self.path:
-            raise ValueError("general_path is given and path, the target domain, is not: give both, or path alone.")
-        if self.split and not self.path:
-            raise ValueError(f"split {self.split!r} is of path, which is not given: give both, or leave split out.")
-        if self.tokenizer == "bytes" and self.vocab_size != 257:
-            raise ValueError(f"vocab_size={self.vocab_size} is BPE's, bytes have 257: set tokenizer=bpe, or leave it.")
-        if self.tokenizer_file and self.tokenizer == "bytes":
-            raise ValueError("tokenizer_file is read only with tokenizer=bpe: set that, or leave it out.")
+    def _phases_follow(self) -> DataConfig:
         starts = [phase.start for phase in self.phases]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(f"phases start at {starts}: let the first start at 0 and each later than the one before.")
+        return self
+
+    @model_validator(mode="after")
+    def _documents_fit(self) -> DataConfig:
         if not self.path and self.block_size < (longest := self.corpus.longest):
             raise ValueError(
                 f"block_size {self.block_size} cuts documents of the generated corpus, of up to {longest} tokens, and "

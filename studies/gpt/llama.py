@@ -195,7 +195,7 @@ def save_with_tokenizer(weights: Mapping[str, Tensor], config: Config, directory
 
     The texts are read only if the tokenizer was learnt from them.
     """
-    from studies.gpt.data import tokenizer_of
+    from studies._lm.token_files import tokenizer_of
     from trainer.data.tokenizer_files import save_tokenizer
 
     check_savable(config)

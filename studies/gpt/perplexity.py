@@ -10,8 +10,8 @@ from safetensors.torch import load_model
 from torch.nn import functional as F
 
 from studies._lm.exported import exported
+from studies._lm.token_files import tokenizer_of
 from studies.gpt.config import Config
-from studies.gpt.data import tokenizer_of
 from studies.gpt.task import GptTask
 from trainer.errors import DataError
 from trainer.task import built

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from studies._lm.token_files import Tokens
 from studies.gpt import llama
 from studies.gpt.budget import active_parameters, flops
 from studies.gpt.config import Config
-from studies.gpt.data import Tokens, train_rows
+from studies.gpt.data import packed, train_rows
 from studies.gpt.experts import Experts, Load, Route, balance_loss, recorded, slots, z_loss
 from studies.gpt.generate import generate
 from studies.gpt.model import GatedMLP, Llama, Plain, Rotary
@@ -215,7 +216,7 @@ class GptTask(Task):
         return reach
 
     def _rows(self, domain: str, part: str) -> Packed:
-        return self.tokens.packed(domain, part, self.data.block_size, seed=0, begins=self.begins)
+        return packed(self.tokens, domain, part, self.data.block_size, seed=0, begins=self.begins)
 
     def _batches(self, model: nn.Module, rows: Packed) -> Iterator[dict[str, Tensor]]:
         device, train = next(model.parameters()).device, self.config.train

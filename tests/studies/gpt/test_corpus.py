@@ -14,12 +14,14 @@ import torch
 
 from hpo import load
 from hpo.space.config import parse_override
+from studies._lm.corpus import prepare
+from studies._lm.corpus_config import CorpusConfig
+from studies._lm.source import Source, generate
+from studies._lm.token_files import Tokens
 from studies.gpt.check import check
-from studies.gpt.config import Config, CorpusConfig, DataConfig, MixPhase
-from studies.gpt.corpus import prepare
-from studies.gpt.data import Tokens, phase_ratios, train_rows
+from studies.gpt.config import Config, DataConfig, MixPhase
+from studies.gpt.data import phase_ratios, train_rows
 from studies.gpt.experts import Load
-from studies.gpt.source import Source, generate
 from studies.gpt.task import GptTask
 from trainer.config import TrainConfig
 from trainer.errors import DataError
@@ -149,7 +151,7 @@ def test_tokens_are_the_texts_with_their_ends_and_are_made_once(tokenizer, tmp_p
     given = {"tokenizer": "bpe", "vocab_size": 280} if tokenizer == "bpe" else {}
     config = data(cache=str(tmp_path), **given)
     tokens, corpus = Tokens(config), prepare(config)
-    [place] = (tmp_path / "gpt").iterdir()
+    [place] = (tmp_path / "tokens").iterdir()
     stamps = {file: file.stat().st_mtime_ns for file in place.iterdir()}
     for domain, part in tokens.files:
         file, documents = tokens.files[domain, part], corpus[domain][part].documents
@@ -178,7 +180,7 @@ def test_trials_share_the_tokens_of_one_content_wherever_it_lies(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "text.txt").write_text("abc " * 400)
     shared = tmp_path / "shared"
-    left = shared / "gpt" / ".new-killed"
+    left = shared / "tokens" / ".new-killed"
     left.mkdir(parents=True)
     os.utime(left, (0, 0))
     places = set()
@@ -186,7 +188,7 @@ def test_trials_share_the_tokens_of_one_content_wherever_it_lies(tmp_path):
         task = GptTask(Config(data=data(path=str(tmp_path / name / "text.txt"), block_size=16)))
         task.shared = shared
         places.add(task.tokens.files["target", "train"].path.parent)
-    assert [*places] == [*(shared / "gpt").iterdir()], "one, and what a killed process left is gone"
+    assert [*places] == [*(shared / "tokens").iterdir()], "one, and what a killed process left is gone"
 
 
 def test_rows_are_mixed_by_the_ratio_of_the_phase():

@@ -7,9 +7,10 @@ import json
 import pytest
 import torch
 
+from studies._lm.corpus_config import CorpusConfig
 from studies.gpt import budget
 from studies.gpt.budget import FLOPS_PER_PARAMETER_AND_TOKEN, flops, optimal, parameters, rows
-from studies.gpt.config import Config, CorpusConfig, DataConfig, ModelConfig
+from studies.gpt.config import Config, DataConfig, ModelConfig
 from studies.gpt.generate import generate
 from studies.gpt.model import Attention, Llama, angles, document_mask, forget, remember, rotate
 from studies.gpt.task import GptTask, sizes

@@ -13,8 +13,8 @@ from written_shards import put, write
 
 from hpo import load
 from hpo.cli.main import app
-from studies.gpt.corpus import prepare
-from studies.gpt.data import Tokens
+from studies._lm.corpus import prepare
+from studies._lm.token_files import Tokens
 from studies.gpt.task import GptTask
 
 ROWS = [{"text": f"row {number} has words é"} for number in range(400)]

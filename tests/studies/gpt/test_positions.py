@@ -12,16 +12,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from studies._lm.corpus import prepare
+from studies._lm.corpus_config import CorpusConfig
+from studies._lm.source import Source
 from studies.gpt import llama
 from studies.gpt.budget import parameters
 from studies.gpt.check import check
-from studies.gpt.config import Config, CorpusConfig, DataConfig
-from studies.gpt.corpus import prepare
+from studies.gpt.config import Config, DataConfig
+from studies.gpt.data import packed
 from studies.gpt.generate import generate
 from studies.gpt.model import Llama, forget, remember
 from studies.gpt.positions import Alibi, Scaled, places, rates, slopes
 from studies.gpt.reach import Reach
-from studies.gpt.source import Source
 from studies.gpt.task import GptTask, sizes
 from trainer.errors import ConfigError, DataError
 from trainer.runtime.quiet_imports import quiet_torchao
@@ -231,7 +233,7 @@ def test_the_loss_is_told_by_the_position_in_a_document():
     task = GptTask(config)
     model = model_of(config)
     metrics = task.evaluate(model)
-    rows = task.tokens.packed("target", "val", 256, seed=0)
+    rows = packed(task.tokens, "target", "val", 256, seed=0)
     losses: dict[str, list[float]] = {}
     for number in range(len(rows)):
         tokens, documents = rows[number]["tokens"], rows[number]["documents"]

@@ -47,7 +47,7 @@ def searched(tmp_path_factory, process) -> Home:
 
 
 def test_every_epoch_reports_both_domains_and_what_it_has_cost(searched):
-    assert len([*(searched.root / "shared" / "gpt").iterdir()]) == 1, "tokenised once for all trials"
+    assert len([*(searched.root / "shared" / "tokens").iterdir()]) == 1, "tokenised once for all trials"
     trial = json.loads(hpo("show", "0", "--study", "gpt", "--json", home=searched, given=()).stdout)
     curves = trial["curves"]
     for domain in ("", "general_"):

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from studies.gpt.config import LONGEST_WORD, CorpusConfig
+from studies._lm.corpus_config import LONGEST_WORD, CorpusConfig
 
 DOMAINS = ("general", "target")
 END = 1 / 8

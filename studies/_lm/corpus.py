@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from studies.gpt.config import DataConfig
-from studies.gpt.source import Text, generate
+from studies._lm.corpus_config import CorpusConfig, TextConfig
+from studies._lm.source import Text, generate
 from trainer.errors import DataError
 from trainer.files import formats, tables
 from trainer.files.paths import local
@@ -17,7 +17,7 @@ PARTS = ("train", "val", "test")
 Corpus = dict[str, dict[str, Text]]  # domain -> part -> its text; the target domain is always there
 
 
-def prepare(data: DataConfig) -> Corpus:
+def prepare(data: TextConfig) -> Corpus:
     """Returns the texts of a configuration. Raises DataError, naming the file, for unusable ones."""
     if not data.path:
         return _generated(data.corpus.model_dump_json(), data.seed)
@@ -27,10 +27,10 @@ def prepare(data: DataConfig) -> Corpus:
 
 @lru_cache(maxsize=2)
 def _generated(corpus: str, seed: int) -> Corpus:
-    return generate(type(DataConfig().corpus).model_validate_json(corpus), seed)
+    return generate(CorpusConfig.model_validate_json(corpus), seed)
 
 
-def _read(path: str, data: DataConfig) -> dict[str, Text]:
+def _read(path: str, data: TextConfig) -> dict[str, Text]:
     documents: list[bytes] = []
     for shard in shards(path, data.split):
         with shard.opened() as file:
@@ -52,7 +52,7 @@ def shards(path: str, split: str) -> list[Shard]:
     return listed(path, split if local(path).is_dir() else "")
 
 
-def _documents(file: Path, data: DataConfig) -> Iterable[bytes]:
+def _documents(file: Path, data: TextConfig) -> Iterable[bytes]:
     if formats.is_table(file):
         return (text.encode() for text in tables.read(file, [data.column], [data.column]).texts(data.column))
     try:
