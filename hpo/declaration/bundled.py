@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-BUNDLED = ("atft", "convnet", "dpo", "gpt", "lora", "mlp", "online")
-SHARED = {"_lm": ("dpo", "gpt", "lora", "online")}  # packages of `studies/` -> the studies that import them
+BUNDLED = ("atft", "bert", "convnet", "dpo", "gpt", "lora", "mlp", "online", "t5")
+SHARED = {"_lm": ("bert", "dpo", "gpt", "lora", "online", "t5")}  # packages of `studies/` -> the studies that import them
 _STUDIES = Path(__file__).parents[2] / "studies"
 
 

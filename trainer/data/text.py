@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any, Protocol
 from trainer.data.cache import publish
 from trainer.errors import ConfigError, DataError
 
+_SPACES = {
+    *" \t\n\r\v\f",
+    *"\u0120\u0109\u010a\u010d",
+    "\u2581",
+}  # as such, in a byte-level vocabulary, SentencePiece's
 _CUT = "\ud800"  # a lone surrogate, which no text contains
 
 
@@ -114,11 +120,37 @@ class BPE:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a token by its spelling, None if there is none."""
+        return self._tokenizer.token_to_id(token)
+
+    def spelling(self, number: int) -> str:
+        """Returns the spelling of a token in the vocabulary, empty for an id without one."""
+        return self._tokenizer.id_to_token(number) or ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the content of its tokenizer.json."""
+        return json.loads(self._tokenizer.to_str())
+
     def __getstate__(self) -> tuple[str, str]:
         return self._tokenizer.to_str(), self.end_token
 
     def __setstate__(self, state: tuple[str, str]) -> None:
         self.__init__(_library().Tokenizer.from_str(state[0]), state[1])
+
+
+def word_begins(tokenizer: Tokenizer) -> list[bool]:
+    """Returns for each id whether its token begins a word.
+
+    A word begins with the white space before it, and in WordPiece with a token that does not continue one.
+    """
+    if not isinstance(tokenizer, BPE):
+        return [byte in b" \t\n\r\v\f" for byte in range(256)] + [True]
+    prefix = tokenizer.to_json()["model"].get("continuing_subword_prefix")
+    spellings = [tokenizer.spelling(number) for number in range(tokenizer.vocab_size)]
+    if prefix:
+        return [not spelling.startswith(prefix) for spelling in spellings]
+    return [spelling[:1] in _SPACES for spelling in spellings]
 
 
 def _library() -> Any:

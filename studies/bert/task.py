@@ -1,0 +1,59 @@
+"""Trains and evaluates BERT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from studies._lm.denoising import DenoisingTask, Noise, vocabulary_size
+from studies.bert.config import MASK, Config
+from studies.bert.model import Bert
+from trainer.data.augment import MaskWords
+from trainer.data.text import word_begins
+
+SHARE = 0.15  # of the tokens that are predicted where trials are validated
+
+
+class BertTask(DenoisingTask):
+    """Predicts the masked tokens of a row from the others."""
+
+    config: Config
+    names = (MASK,)
+
+    def model(self) -> nn.Module:
+        config = self.config
+        return Bert(vocabulary_size(config.data, self.names), **config.model.sizes)
+
+    def noise(self, *, validates: bool) -> Noise:
+        masks, tokenizer = self.config.masks, self.tokens.tokenizer
+        words = validates or masks.unit == "word"
+        begins = torch.tensor(word_begins(tokenizer)) if words else torch.ones(tokenizer.vocab_size, dtype=torch.bool)
+        special = torch.zeros(tokenizer.vocab_size, dtype=torch.bool)
+        special[tokenizer.end] = True
+        share = SHARE if validates else masks.share
+        return MaskWords(self.special[0], tokenizer.vocab_size, begins, special, share)
+
+    def restored(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return model(batch["tokens"], None, batch["places"]), batch["labels"]
+
+    def parallel_plan(self, model: nn.Module) -> dict[str, str]:
+        """Returns the plan: columns of q, k, v (whole heads) and of the MLP's first layer, rows of those after them."""
+        plan = {f"layers.*.attend.{name}": "colwise" for name in "qkv"} | {"layers.*.attend.o": "rowwise"}
+        return plan | {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
+
+    def artifacts(self, model: nn.Module) -> dict[str, str]:
+        """Returns the first validation rows with their masks, and as the model fills them: `samples/epoch-N.txt`."""
+        if not self.config.samples:
+            return {}
+        [mask], written = self.special, []
+        batch = next(self.noisy(model, "val"))
+        logits, _ = self.restored(model, batch)
+        for row in range(min(self.config.samples, len(logits))):
+            tokens, places = batch["tokens"][row].clone(), batch["places"][row][batch["labels"][row] >= 0]
+            masked = self.written(tokens.tolist(), {mask: "_"})
+            tokens[places] = logits[row, : len(places)].argmax(-1)
+            written.append(f"masked:\n{masked}\nfilled:\n{self.written(tokens.tolist(), {mask: '_'})}")
+        epoch = round(self.progress * self.config.train.num_epochs)
+        return {f"samples/epoch-{epoch:04d}.txt": "\n---\n".join(written) + "\n"}

@@ -1,0 +1,11 @@
+"""Checks the texts, the tokenizer and the weights to start from, before a study is written."""
+
+from __future__ import annotations
+
+from studies._lm.check import check_texts
+from studies.t5.config import Config
+
+
+def check(config: Config) -> dict[str, int]:
+    """Returns the data report. Raises DataError or ConfigError for unusable texts, tokenizers and weights."""
+    return check_texts(config.data)
