@@ -17,7 +17,7 @@ class Bert(nn.Module):
     """tokens: [batch, length] of ids -> logits: [batch, length, vocab_size], each of the token at that place.
 
     seen: [batch, length], True for tokens and False for padding, which nothing attends to; each row has a token. None:
-    there is no padding.
+    all are tokens.
 
     With places [batch, predicted], which number the tokens of a row from 0, it returns the logits of these alone,
     [batch, predicted, vocab_size], and computes no others. All rows have as many, as in the paper's code: a row that
@@ -70,11 +70,8 @@ class Embed(nn.Module):
     def __init__(self, vocab_size: int, hidden: int, positions: int, eps: float, dropout: float) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocab_size, hidden), nn.Embedding(positions, hidden)
-        self.types, self.norm, self.dropout = (
-            nn.Embedding(TYPES, hidden),
-            nn.LayerNorm(hidden, eps),
-            nn.Dropout(dropout),
-        )
+        self.types = nn.Embedding(TYPES, hidden)
+        self.norm, self.dropout = nn.LayerNorm(hidden, eps), nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)

@@ -24,7 +24,7 @@ class T5(nn.Module):
     Their padding comes last, so that no token sees it.
 
     seen: [batch, length], True for tokens and False for padding, which nothing attends to; each row has a token. None:
-    there is no padding.
+    all are tokens.
 
     num_layers: of each stack. head_size: the width of a head, None for hidden_size / num_heads. dropout: of embeddings
     and attention weights, within the MLP, after each sublayer and after each stack, as in the paper's code. tie: the
