@@ -220,7 +220,7 @@ def _refuse_surplus(stored: Mapping[str, Tensor], names: Iterable[str], director
         if not stored[name].equal(stored[original]):
             raise DataError(
                 f"model.weights: {directory} has other values for {name} than for {original}, and in the model they "
-                "are a single tensor: give a directory whose config.json and tensors tell alike whether they are tied."
+                "are a single tensor: give a directory whose config.json and tensors agree on whether they are tied."
             )
 
 
