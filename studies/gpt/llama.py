@@ -8,14 +8,12 @@ python -m studies.gpt.llama save FILE NEW          # from a file of `hpo export 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
+from studies._lm.directory import compare, fields_of, fill, options, tensors, write
 from studies._lm.exported import exported, vacant
 from studies.gpt.config import Config, ModelConfig
 from trainer.errors import ConfigError, DataError
@@ -24,6 +22,7 @@ from trainer.model.plain_llama import PLAIN, not_plain, rope_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+MODULE = "studies.gpt.llama"
 PARTS = {
     "norm1": "input_layernorm",
     "attend.q": "self_attn.q_proj",
@@ -60,19 +59,16 @@ def their_name(name: str) -> str:
 
 def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     """Returns (the model's sizes, the vocabulary's) of a directory. Raises DataError if it is not a Llama like ours."""
-    file = Path(directory) / "config.json"
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+    with fields_of(directory, "a Llama") as fields:
         sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
         sizes["rope_theta"] = rope_of(fields)["rope_theta"]
         activation = ACTIVATIONS.get(fields.get("hidden_act", "silu"))
         vocab_size, wrong = fields["vocab_size"], not_plain(fields | ({"hidden_act": "silu"} if activation else {}))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
-    except (ValueError, KeyError, AttributeError) as error:
-        raise DataError(f"{file} is not the configuration of a Llama ({error!r}).") from error
     if wrong:
-        raise DataError(f"{file} has {wrong}, which studies/gpt/model.py does not compute: give a plain Llama.")
+        raise DataError(
+            f"{Path(directory) / 'config.json'} has {wrong}, which studies/gpt/model.py does not compute: give a plain "
+            "Llama."
+        )
     sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
     sizes.setdefault("tie", False)
     sizes["activation"] = activation
@@ -87,12 +83,7 @@ def check(config: Config) -> None:
     theirs = {f"model.{name}": getattr(model, name) for name in CHECKED} | {"data.vocab_size": vocab_size}
     ours = {f"model.{name}": getattr(config.model, name) for name in CHECKED}
     ours |= {"model.mlp_size": config.model.mlp, "data.vocab_size": config.data.vocab_size}
-    for name, value in ours.items():
-        if value != theirs[name]:
-            raise DataError(
-                f"{name} is {value} and model.weights ({directory}) has {theirs[name]}: give the sizes that "
-                f"`python -m studies.gpt.llama show {directory}` prints."
-            )
+    compare(ours, theirs, directory, MODULE)
 
 
 def load(model: nn.Module, directory: str | Path) -> None:
@@ -100,33 +91,10 @@ def load(model: nn.Module, directory: str | Path) -> None:
 
     Raises DataError if one is missing or of another shape.
     """
-    import torch
-
-    stored, parameters = _tensors(Path(directory)), model.state_dict()
-    with torch.no_grad():
-        for name, tensor in parameters.items():
-            theirs = their_name(name)
-            if theirs == "lm_head.weight" and theirs not in stored:
-                theirs = "model.embed_tokens.weight"  # tied
-            if theirs not in stored or stored[theirs].shape != tensor.shape:
-                has = tuple(stored[theirs].shape) if theirs in stored else "none"
-                raise DataError(
-                    f"model.weights: {directory} has {has} for {theirs}, and the model has {tuple(tensor.shape)}: give "
-                    f"the sizes that `python -m studies.gpt.llama show {directory}` prints."
-                )
-            tensor.copy_(stored[theirs])
-
-
-def _tensors(directory: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{directory} has no *.safetensors: give a directory of Hugging Face's, saved as safetensors.")
-    try:
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
-    except SafetensorError as error:
-        raise DataError(f"{directory}: its safetensors cannot be read ({error}).") from error
+    stored, names = tensors(directory), {name: their_name(name) for name in model.state_dict()}
+    if "lm_head.weight" not in stored:  # tied
+        names["head.logits.weight"] = "model.embed_tokens.weight"
+    fill(model, stored, names, directory, MODULE)
 
 
 def check_savable(config: Config) -> None:
@@ -150,23 +118,18 @@ def save(weights: Mapping[str, Tensor], config: Config, directory: str | Path, e
 
     Raises ConfigError as `check_savable` does, before anything is written.
     """
-    from safetensors.torch import save_file
-
-    path, model = Path(directory), config.model
     check_savable(config)
-    rope = _rope(config)
-    path.mkdir(parents=True, exist_ok=True)
+    model, rope = config.model, _rope(config)
     fields: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in SIZES.items()}
     fields |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": config.data.vocab_size}
     fields |= {"intermediate_size": model.mlp, "max_position_embeddings": config.data.block_size, **PLAIN}
     fields |= {"rope_theta": rope["rope_theta"], "head_dim": model.hidden_size // model.num_heads}
     fields |= {"rope_parameters": rope, "hidden_act": next(k for k, v in ACTIVATIONS.items() if v == model.activation)}
-    fields |= {"bos_token_id": end, "eos_token_id": end, "torch_dtype": "float32"}
-    tensors = {their_name(name): tensor.float().contiguous() for name, tensor in weights.items()}
+    fields |= {"bos_token_id": end, "eos_token_id": end}
+    theirs = {their_name(name): tensor for name, tensor in weights.items()}
     if model.tie:
-        tensors.pop("lm_head.weight", None)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        theirs.pop("lm_head.weight", None)
+    write(directory, fields, theirs)
 
 
 def _rope(config: Config) -> dict[str, str | float | None]:
@@ -186,8 +149,7 @@ def flags(directory: str | Path) -> list[str]:
     """Returns `-o` for every size, for a run that starts from the weights in a directory."""
     model, vocab_size = read_config(directory)
     named = model.model_dump(exclude={"weights", "moe", "position"}) | {"weights": str(directory)}
-    shown = {key: json.dumps(value) if isinstance(value, bool) else value for key, value in named.items()}
-    return [f"-o model.{name}={value}" for name, value in shown.items()] + [f"-o data.vocab_size={vocab_size}"]
+    return options({f"model.{name}": value for name, value in named.items()} | {"data.vocab_size": vocab_size})
 
 
 def save_with_tokenizer(weights: Mapping[str, Tensor], config: Config, directory: Path) -> None:

@@ -1,0 +1,105 @@
+"""Reads and writes models in Hugging Face's format, config.json and *.safetensors, without transformers.
+
+Torch-free until weights are touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from trainer.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@contextmanager
+def fields_of(directory: str | Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yields the fields of config.json.
+
+    Raises DataError if it cannot be read, or if the block finds that it is not the configuration of `kind`, such as
+    "a Llama", by the lack of a field.
+    """
+    file = Path(directory) / "config.json"
+    try:
+        yield json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise DataError(f"{file} is not the configuration of {kind} ({error!r}).") from error
+
+
+def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], directory: str, module: str) -> None:
+    """Raises DataError for the first setting that differs between a run's and those of a directory.
+
+    `python -m MODULE show DIRECTORY` prints the directory's.
+    """
+    for name, value in ours.items():
+        if value != theirs[name]:
+            raise DataError(
+                f"{name} is {value} and model.weights ({directory}) has {theirs[name]}: {_remedy(directory, module)}"
+            )
+
+
+def options(settings: Mapping[str, Any]) -> list[str]:
+    """Returns `-o NAME=VALUE` for each setting."""
+    return [f"-o {name}={json.dumps(value) if isinstance(value, bool) else value}" for name, value in settings.items()]
+
+
+def tensors(directory: str | Path) -> dict[str, Tensor]:
+    """Returns the tensors of a directory, by name, from one file or several."""
+    from safetensors.torch import load_file
+
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{directory} has no *.safetensors: give a directory of Hugging Face's, saved as safetensors.")
+    try:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise DataError(f"{directory}: its safetensors cannot be read ({error}).") from error
+
+
+def fill(
+    model: nn.Module, stored: Mapping[str, Tensor], names: Mapping[str, str], directory: str | Path, module: str
+) -> None:
+    """Copies stored tensors into a model, whose parameters have `names` there.
+
+    Raises DataError if one is missing or of another shape.
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            theirs = names[name]
+            if theirs not in stored or stored[theirs].shape != tensor.shape:
+                has = tuple(stored[theirs].shape) if theirs in stored else "none"
+                raise DataError(
+                    f"model.weights: {directory} has {has} for {theirs}, and the model has {tuple(tensor.shape)}: "
+                    f"{_remedy(directory, module)}"
+                )
+            tensor.copy_(stored[theirs])
+
+
+def write(directory: str | Path, fields: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Writes config.json, and model.safetensors in float32."""
+    from safetensors.torch import save_file
+
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.float().contiguous() for name, tensor in weights.items()},
+        path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    text = json.dumps({**fields, "torch_dtype": "float32"}, indent=2)
+    (path / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _remedy(directory: str | Path, module: str) -> str:
+    return f"give the sizes that `python -m {module} show {directory}` prints."
