@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,17 +55,19 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A trained causal language model, for exports in the formats of language models.
+    """A trained language model, for exports in the formats of language models.
 
     `save` writes it into an empty directory as Hugging Face stores it: config.json, *.safetensors and the files of its
-    tokenizer, if it has some. `logits` computes [batch, length, vocab_size] of tokens [batch, length]. `tolerance` is
-    the share of the largest logit by which those of the saved model may differ.
+    tokenizer, if it has some. `logits` computes [batch, length, vocab_size] of tokens [batch, length], which an encoder
+    and its decoder ("seq2seq") read both. `tolerance` is the share of the largest logit by which those of the saved
+    model may differ.
     """
 
     save: Callable[[Path], None]
     logits: Callable[[Tensor], Tensor]
     vocab_size: int
     tolerance: float = 1e-3
+    kind: Literal["causal", "masked", "seq2seq"] = "causal"
 
 
 def method(task: Any, name: str) -> str:

@@ -42,6 +42,10 @@ class DenoisingTask(Task):
         return Tokens(self.data, self.shared)
 
     @cached_property
+    def vocab_size(self) -> int:
+        return vocabulary_size(self.data, self.names)
+
+    @cached_property
     def special(self) -> list[int]:
         return special_ids(self.tokens.tokenizer, self.names)
 

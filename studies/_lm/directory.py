@@ -6,14 +6,15 @@ Torch-free until weights are touched.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,6 +66,30 @@ def tensors(directory: str | Path) -> dict[str, Tensor]:
         raise DataError(f"{directory}: its safetensors cannot be read ({error}).") from error
 
 
+def unlike(directory: str | Path, wrong: str, network: str, kind: str) -> DataError:
+    """Returns the error for a model with a setting that the file `network` does not compute; a `kind` is wanted."""
+    file = Path(directory) / "config.json"
+    return DataError(f"{file} has {wrong}, which {network} does not compute: give a plain {kind}.")
+
+
+def refuse_surplus(
+    stored: Mapping[str, Tensor], names: Collection[str], copies: Mapping[str, str], directory: str, kind: str
+) -> None:
+    """Raises DataError for a stored tensor that is not among `names`, unless it equals the one that it may copy."""
+    for name in sorted(stored.keys() - {*names}):
+        original = copies.get(name)
+        if original is None or original not in stored:
+            raise DataError(
+                f"model.weights: {directory} has {name}, and the model has no such tensor: give a directory that "
+                f"{kind} has saved."
+            )
+        if not stored[name].equal(stored[original]):
+            raise DataError(
+                f"model.weights: {directory} has other values for {name} than for {original}, and in the model they "
+                "are a single tensor: give a directory whose config.json and tensors tell alike whether they are tied."
+            )
+
+
 def fill(
     model: nn.Module, stored: Mapping[str, Tensor], names: Mapping[str, str], directory: str | Path, module: str
 ) -> None:
@@ -103,3 +128,14 @@ def write(directory: str | Path, fields: Mapping[str, Any], weights: Mapping[str
 
 def _remedy(directory: str | Path, module: str) -> str:
     return f"give the sizes that `python -m {module} show {directory}` prints."
+
+
+def show(arguments: list[str], flags: Callable[[str], list[str]], study: str) -> None:
+    """Runs `python -m studies.STUDY.pretrained show DIR`, which prints the options of `flags` for a directory."""
+    try:
+        if len(arguments) != 2 or arguments[0] != "show":
+            raise ConfigError(f"give `show DIR`: see studies/{study}/README.md.")
+        print(" ".join(flags(arguments[1])))
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def language_model(model: nn.Module, config: ModelConfig) -> LanguageModel:
     def logits(tokens: Tensor) -> Tensor:
         return policy(input_ids=tokens, use_cache=False).logits
 
-    rounding = {} if config.base == "fp32" else {"tolerance": BFLOAT16}
-    return LanguageModel(save, logits, plain.config.vocab_size, **rounding)
+    described = LanguageModel(save, logits, plain.config.vocab_size)
+    return described if config.base == "fp32" else replace(described, tolerance=BFLOAT16)
 
 
 @torch.no_grad()

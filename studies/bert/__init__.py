@@ -11,7 +11,7 @@ STUDY = Study(
     space={
         "train.optim.lr": Float(3e-4, 2e-2, log=True),
         "masks.share": Float(0.1, 0.5),
-        "train.batch_size": Int(8, 32, powers_of_two=True),
+        "train.batch_size": Int(32, 128, powers_of_two=True),
         "train.schedule.warmup_ratio": Float(0.0, 0.3),
         "masks.unit": Choice(["word", "token"], tier=2),
         "model.num_layers": Int(1, 4, tier=2),
@@ -35,7 +35,7 @@ STUDY = Study(
         {  # the defaults, so that the best trial is never worse
             "train.optim.lr": 3e-3,
             "masks.share": 0.15,
-            "train.batch_size": 16,
+            "train.batch_size": 64,
             "train.schedule.warmup_ratio": 0.1,
             "masks.unit": "word",
             "model.num_layers": 2,

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from studies._lm.check import check_texts
+from studies.bert import pretrained
 from studies.bert.config import Config
 
 
 def check(config: Config) -> dict[str, int]:
     """Returns the data report. Raises DataError or ConfigError for unusable texts, tokenizers and weights."""
-    return check_texts(config.data)
+    sizes = check_texts(config.data)
+    if config.model.weights:
+        from studies.bert.task import BertTask  # it imports torch
+
+        pretrained.check(config.model, BertTask(config).vocab_size)
+    return sizes

@@ -42,7 +42,7 @@ class ModelConfig(Frozen):
     num_layers: PositiveInt = 2
     num_heads: PositiveInt = 4
     mlp_size: PositiveInt | None = None
-    positions: PositiveInt = 128
+    positions: PositiveInt = 32
     norm_eps: Positive = 1e-12
     dropout: Beta = 0.0
     weights: str = ""
@@ -68,7 +68,7 @@ class ModelConfig(Frozen):
 
 TRAIN = TrainConfig(
     num_epochs=10,
-    batch_size=16,
+    batch_size=64,
     optim=OptimConfig(lr=3e-3, beta1=0.9, beta2=0.98, weight_decay=0.01),
     schedule=ScheduleConfig(name="linear", warmup_ratio=0.1),
     clip=ClipConfig(norm=1.0),
@@ -82,7 +82,7 @@ class Config(Frozen):
     `samples` is the number of validation rows that are written after each epoch as the model fills them.
     """
 
-    data: TextConfig = TextConfig(corpus=CorpusConfig(general=400, target=1500))
+    data: TextConfig = TextConfig(block_size=32, corpus=CorpusConfig(general=600, target=3000))
     masks: MaskConfig = MaskConfig()
     model: ModelConfig = ModelConfig()
     samples: Annotated[int, Field(ge=0)] = 2

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from studies._lm.denoising import DenoisingTask, Noise, vocabulary_size
+from studies._lm.denoising import DenoisingTask, Noise, added_names
+from studies.bert import pretrained
 from studies.bert.config import MASK, Config
 from studies.bert.model import Bert
 from trainer.data.augment import MaskWords
 from trainer.data.text import word_begins
+from trainer.data.tokenizer_files import save_tokenizer
+from trainer.task import LanguageModel
 
 SHARE = 0.15  # of the tokens that are predicted where trials are validated
 
@@ -23,8 +27,11 @@ class BertTask(DenoisingTask):
     names = (MASK,)
 
     def model(self) -> nn.Module:
-        config = self.config
-        return Bert(vocabulary_size(config.data, self.names), **config.model.sizes)
+        settings = self.config.model
+        model = Bert(self.vocab_size, **settings.sizes)
+        if settings.weights:
+            pretrained.load(model, settings, self.vocab_size)
+        return model
 
     def noise(self, *, validates: bool) -> Noise:
         masks, tokenizer = self.config.masks, self.tokens.tokenizer
@@ -42,6 +49,16 @@ class BertTask(DenoisingTask):
         """Returns the plan: columns of q, k, v (whole heads) and of the MLP's first layer, rows of those after them."""
         plan = {f"layers.*.attend.{name}": "colwise" for name in "qkv"} | {"layers.*.attend.o": "rowwise"}
         return plan | {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
+
+    def language_model(self, model: nn.Module) -> LanguageModel:
+        """Returns the model as Hugging Face's BertForMaskedLM, whose tokenizer has the mask."""
+
+        def save(directory: Path) -> None:
+            tokenizer = self.tokens.tokenizer
+            pretrained.save(model.state_dict(), self.config.model, self.vocab_size, directory, tokenizer.end)
+            save_tokenizer(tokenizer, directory, added=added_names(tokenizer, self.names), roles={"mask_token": MASK})
+
+        return LanguageModel(save, model, self.vocab_size, kind="masked")
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
         """Returns the first validation rows with their masks, and as the model fills them: `samples/epoch-N.txt`."""

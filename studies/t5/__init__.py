@@ -11,7 +11,7 @@ STUDY = Study(
     space={
         "train.optim.lr": Float(3e-4, 2e-2, log=True),
         "spans.share": Float(0.1, 0.5),
-        "train.batch_size": Int(8, 32, powers_of_two=True),
+        "train.batch_size": Int(16, 64, powers_of_two=True),
         "train.schedule.warmup_ratio": Float(0.0, 0.3),
         "spans.mean": Float(1.0, 8.0, log=True, tier=2),
         "model.num_layers": Int(1, 4, tier=2),
@@ -35,7 +35,7 @@ STUDY = Study(
         {  # the defaults, so that the best trial is never worse
             "train.optim.lr": 3e-3,
             "spans.share": 0.15,
-            "train.batch_size": 16,
+            "train.batch_size": 32,
             "train.schedule.warmup_ratio": 0.1,
             "spans.mean": 3.0,
             "model.num_layers": 2,

@@ -79,7 +79,7 @@ class ModelConfig(Frozen):
 
 TRAIN = TrainConfig(
     num_epochs=10,
-    batch_size=16,
+    batch_size=32,
     optim=OptimConfig(lr=3e-3, beta1=0.9, beta2=0.98, weight_decay=0.01),
     schedule=ScheduleConfig(name="linear", warmup_ratio=0.1),
     clip=ClipConfig(norm=1.0),
@@ -93,7 +93,7 @@ class Config(Frozen):
     `samples` is the number of validation rows that are written after each epoch as the model fills them.
     """
 
-    data: TextConfig = TextConfig(corpus=CorpusConfig(general=400, target=1500))
+    data: TextConfig = TextConfig(block_size=64, corpus=CorpusConfig(general=600, target=3000))
     spans: SpanConfig = SpanConfig()
     model: ModelConfig = ModelConfig()
     samples: Annotated[int, Field(ge=0)] = 2

@@ -32,7 +32,7 @@ def written(text: str) -> tuple:
     return tuple(text.split(", "))
 
 
-@pytest.mark.parametrize("name", ["atft", "convnet", "dpo", "gpt", "lora", "mlp", "online"])
+@pytest.mark.parametrize("name", ["atft", "bert", "convnet", "dpo", "gpt", "lora", "mlp", "online", "t5"])
 def test_the_page_lists_what_is_searched(name):
     page = (ROOT / "studies" / name / "README.md").read_text()
     rows = ROW.findall(page)

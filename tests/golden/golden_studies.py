@@ -70,6 +70,8 @@ SMALL: dict[str, tuple[int, dict[str, Any]]] = {
             "train.num_epochs": 1,
         },
     ),
+    "bert": (2, {"data.corpus.general": 60, "data.corpus.target": 80, "samples": 0, "train.num_epochs": 2}),
+    "t5": (2, {"data.corpus.general": 60, "data.corpus.target": 80, "samples": 0, "train.num_epochs": 2}),
 }
 LONG = ("lora", "dpo", "online")  # importing their libraries takes longer than all that the others do
 

@@ -38,6 +38,13 @@ SMALL: dict[str, dict[str, Any]] = {
         "data.corpus.general": 60, "data.corpus.target": 30, "model.hidden_size": 16, "model.num_heads": 2,
         "model.num_kv_heads": 2, "model.num_layers": 1, "train.num_epochs": 1, "samples.tokens": 8,
     },
+    **{
+        name: {
+            "data.corpus.general": 60, "data.corpus.target": 80, "model.hidden_size": 16, "model.num_heads": 2,
+            "model.num_layers": 1, "train.num_epochs": 1,
+        }
+        for name in ("bert", "t5")
+    },
     "lora": {"data.generated": 40, "train.num_epochs": 1, "model.rank": 2},
     "dpo": {
         "data.generated": 40, "train.num_epochs": 1, "model.rank": 2, "evaluation.prompts": 4,
@@ -58,6 +65,13 @@ _RECORDS = {
     "data.template": "{prompt} {response}", "data.seed": 1, "data.split": "train", "model.path": "/nonexistent",
     "model.tokenizer": "bytes", "model.base": "bf16", "model.rank": 4, "model.alpha": 1.0, "model.dropout": 0.5,
     "model.base_dropout": 0.5, "model.layers": 1, "model.modules": ("q_proj",),
+}  # fmt: skip
+_TEXTS = {
+    "data.path": "/nonexistent", "data.general_path": "/nonexistent", "data.column": "body", "data.separator": "\n",
+    "data.tokenizer": "bpe", "data.vocab_size": 300, "data.tokenizer_file": "/nonexistent", "data.end_token": "</s>",
+    "data.block_size": 24, "data.held_out": 0.1, "data.test": True, "data.seed": 1, "data.corpus.general": 70,
+    "data.corpus.target": 90, "data.corpus.num_words": 12, "data.corpus.successors": 3, "data.cache": "elsewhere",
+    "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train",
 }  # fmt: skip
 PROBES: dict[str, dict[str, Any]] = {
     "mlp": {
@@ -84,6 +98,16 @@ PROBES: dict[str, dict[str, Any]] = {
         "model.position.kind": "alibi", "model.position.scaling": "ntk", "model.position.trained": 64,
         "model.position.window": 3, "model.position.sinks": 2, "model.activation": "geglu", "data.by_position": True,
         "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train",
+    },
+    "bert": {
+        **_TEXTS, "masks.share": 0.4, "masks.unit": "token", "model.hidden_size": 32, "model.num_layers": 2,
+        "model.num_heads": 4, "model.mlp_size": 16, "model.positions": 40, "model.norm_eps": 0.1, "model.dropout": 0.5,
+        "model.weights": "/nonexistent", "samples": 1,
+    },
+    "t5": {
+        **_TEXTS, "spans.share": 0.4, "spans.mean": 1.0, "model.hidden_size": 32, "model.num_layers": 2,
+        "model.num_heads": 4, "model.head_size": 4, "model.mlp_size": 16, "model.activation": "relu",
+        "model.norm_eps": 0.1, "model.dropout": 0.5, "model.tie": False, "model.weights": "/nonexistent", "samples": 1,
     },
     "lora": {**_RECORDS, "data.columns": ("a", "b"), "loss.contrastive": 0.5, "loss.temperature": 0.9},
     "dpo": {
@@ -126,7 +150,7 @@ PROBES: dict[str, dict[str, Any]] = {
 # Fields that change how a trial goes, or when it fails, and none of its numbers.
 UNSEEN = {
     "convnet": {"model.channels_last": "how images lie in memory: the same numbers but for rounding"},
-    "gpt": {"data.cache": "where tokens lie"},
+    **dict.fromkeys(["bert", "gpt", "t5"], {"data.cache": "where tokens lie"}),
     "lora": {},
     "dpo": {},
     "online": {},
@@ -138,7 +162,7 @@ UNSEEN = {
         "evaluation.max_undefined": "fails a trial of which too little can be judged",
     },
 }
-HEAVY = ("gpt", "lora", "dpo", "online", "atft")
+HEAVY = ("gpt", "bert", "t5", "lora", "dpo", "online", "atft")
 
 
 def studies(names: tuple[str, ...] | list[str]) -> list[Any]:

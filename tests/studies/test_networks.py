@@ -41,6 +41,15 @@ NETWORKS = {
         "torch.zeros(2, 7, dtype=torch.long))",
         "2 7 257",
     ),
+    "bert": (
+        "net.Bert(258, hidden_size=16, num_layers=1, num_heads=2, mlp_size=32)(torch.zeros(2, 7, dtype=torch.long))",
+        "2 7 258",
+    ),
+    "t5": (
+        "net.T5(357, hidden_size=16, num_layers=1, num_heads=2, mlp_size=32)("
+        "torch.zeros(2, 7, dtype=torch.long), None, torch.zeros(2, 3, dtype=torch.long))",
+        "2 3 357",
+    ),
     "mlp": ("net.MLP(64, 10, hidden_size=16, num_layers=2, dropout=0.1)(torch.randn(2, 64))", "2 10"),
 }
 

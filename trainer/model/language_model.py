@@ -23,11 +23,16 @@ from trainer.task import LanguageModel, Task
 
 ROWS, LENGTH = 4, 32  # of the random tokens whose logits are compared
 ABOUT = "hpo.json"  # the file with the trial and its configuration
+OPENED = {  # kind of model -> transformers' class that opens it, and its arguments that are tokens
+    "causal": ("AutoModelForCausalLM", ["input_ids"]),
+    "masked": ("AutoModelForMaskedLM", ["input_ids"]),
+    "seq2seq": ("AutoModelForSeq2SeqLM", ["input_ids", "decoder_input_ids"]),
+}
 EXTRAS = {"huggingface": ("llm", ["transformers"]), "gguf": ("gguf", ["gguf", "transformers", "accelerate"])}
 
 
 def export_language_model(task: Task, model: nn.Module, format: str, path: Path, about: dict[str, str]) -> Exported:
-    """Writes a causal language model, in eval mode on the CPU, to `path`, and compares its logits with the model's.
+    """Writes a language model, in eval mode on the CPU, to `path`, and compares its logits with the model's.
 
     Raises ConfigError if a package is missing, for a task of other models, or if the format cannot hold the model,
     and TrainerError if the logits differ, which leaves no file.
@@ -36,8 +41,12 @@ def export_language_model(task: Task, model: nn.Module, format: str, path: Path,
     described = task.language_model(model)
     if described is None:
         raise ConfigError(
-            f"--format {format}: {type(task).__name__} trains no causal language model: choose safetensors, onnx or "
-            "torch."
+            f"--format {format}: {type(task).__name__} trains no language model: choose safetensors, onnx or torch."
+        )
+    if format == "gguf" and described.kind != "causal":
+        raise ConfigError(
+            f"--format gguf is for causal language models, and that of {type(task).__name__} is {described.kind}: "
+            "choose huggingface, safetensors, onnx or torch."
         )
     tokens = torch.randint(described.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), _without_bars():
@@ -91,12 +100,13 @@ def _compared(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        from transformers import AutoModelForCausalLM
+        import transformers
 
-        opened: Any = AutoModelForCausalLM.from_pretrained(
+        name, inputs = OPENED[described.kind]
+        opened: Any = getattr(transformers, name).from_pretrained(
             directory, dtype=torch.float32, local_files_only=True, **where
         )
-        logits = opened.eval()(input_ids=tokens, use_cache=False).logits
+        logits = opened.eval()(**dict.fromkeys(inputs, tokens)).logits
     return compared([expected], [logits], format, described.tolerance)
 
 

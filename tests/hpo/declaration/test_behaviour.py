@@ -81,7 +81,7 @@ def test_a_users_file_that_imports_a_bundled_study_uses_its_version(tmp_path):
 
 def test_shared_code_counts_as_each_study_where_none_is_named():
     shared, gpt = bundled._STUDIES / "_lm", bundled._STUDIES / "gpt" / "task.py"
-    assert bundled.studies_in([shared]) == ["dpo", "gpt", "lora", "online"]
+    assert bundled.studies_in([shared]) == ["bert", "dpo", "gpt", "lora", "online", "t5"]
     assert bundled.studies_in([shared, gpt]) == ["gpt"]
 
 

@@ -337,7 +337,7 @@ def test_a_rule_of_the_whole_configuration_is_told_in_its_own_words():
         from_json(Whole, {"low": 3})
 
 
-@pytest.mark.parametrize("study", ["atft", "convnet", "dpo", "gpt", "lora", "mlp", "online"])
+@pytest.mark.parametrize("study", ["atft", "bert", "convnet", "dpo", "gpt", "lora", "mlp", "online", "t5"])
 def test_a_configuration_reads_as_its_json_and_as_no_other(study):
     config = import_module(f"studies.{study}").STUDY.config
     stored = as_json(config)

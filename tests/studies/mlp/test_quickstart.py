@@ -307,7 +307,7 @@ def test_the_study_of_the_guide_runs(home, tmp_path):
     assert found["best"]["value"] < 0.5  # predicting 0 everywhere costs 0.52
 
 
-@pytest.mark.parametrize("name", ["atft", "convnet", "dpo", "gpt", "lora", "mlp", "online"])
+@pytest.mark.parametrize("name", ["atft", "bert", "convnet", "dpo", "gpt", "lora", "mlp", "online", "t5"])
 def test_a_study_that_comes_along_may_be_copied_as_the_guide_says(name, home, tmp_path):
     """All that the copy stands on is the copy, and what studies share; the lines of the guide run as they stand."""
     lines = re.search(r"^cp -r (?:.*\n)*?(?=```)", GUIDE, re.MULTILINE)

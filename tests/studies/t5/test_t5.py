@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from studies.denoise.t5 import MLP, T5, Attention, GatedMLP, buckets
+from studies.t5.model import MLP, T5, Attention, GatedMLP, buckets
 
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "head_size": 6, "mlp_size": 48}
 

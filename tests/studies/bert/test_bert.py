@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from studies.denoise.bert import MLP, Attention, Bert
+from studies.bert.model import MLP, Attention, Bert
 
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "mlp_size": 48, "positions": 24}
 

@@ -6,23 +6,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from studies.denoise import pretrained
-from studies.denoise.bert import Bert
-from studies.denoise.config import ModelConfig
-from studies.denoise.t5 import T5
-from trainer.errors import ConfigError, DataError
+import studies.bert.config
+import studies.bert.pretrained
+import studies.t5.config
+import studies.t5.pretrained
+from studies.bert.model import Bert
+from studies.t5.model import T5
+from trainer.errors import DataError
 
+ModelConfig = studies.bert.config.ModelConfig | studies.t5.config.ModelConfig
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "mlp_size": 48}
-BERT = ModelConfig(**SIZES, positions=40)
+BERT = studies.bert.config.ModelConfig(**SIZES, positions=40)
 T5S = {
-    f"{activation} {'tied' if tie else 'untied'}": ModelConfig(
-        kind="t5",
+    f"{activation} {'tied' if tie else 'untied'}": studies.t5.config.ModelConfig(
         head_size=6,
         activation=activation,
         tie=tie,
@@ -37,6 +40,14 @@ TOKENS, TARGETS = torch.randint(VOCABULARY, (3, 30)), torch.randint(VOCABULARY, 
 SEEN = torch.arange(30) < torch.tensor([[30], [17], [1]])
 
 
+def pretrained(model: ModelConfig) -> ModuleType:
+    return sys.modules[type(model).__module__.replace("config", "pretrained")]
+
+
+def is_bert(model: ModelConfig) -> bool:
+    return isinstance(model, studies.bert.config.ModelConfig)
+
+
 def drawn(model: torch.nn.Module) -> torch.nn.Module:
     """Returns the model with weights so large that each shows in the logits."""
     with torch.no_grad():
@@ -46,7 +57,7 @@ def drawn(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def network(model: ModelConfig) -> torch.nn.Module:
-    return (Bert if model.kind == "bert" else T5)(VOCABULARY, **model.sizes).eval()
+    return (Bert if is_bert(model) else T5)(VOCABULARY, **model.sizes).eval()
 
 
 def logits(model: torch.nn.Module, seen: torch.Tensor | None) -> torch.Tensor:
@@ -62,7 +73,7 @@ def logits(model: torch.nn.Module, seen: torch.Tensor | None) -> torch.Tensor:
 
 def theirs_of(transformers, model: ModelConfig) -> torch.nn.Module:
     """Returns transformers' model of such sizes, untied as Google's T5 1.1 is."""
-    if model.kind == "bert":
+    if is_bert(model):
         config = transformers.BertConfig(
             vocab_size=VOCABULARY,
             hidden_size=32,
@@ -89,18 +100,23 @@ def theirs_of(transformers, model: ModelConfig) -> torch.nn.Module:
     return drawn(theirs)
 
 
+def save(ours: torch.nn.Module, model: ModelConfig, directory: Path) -> None:
+    tokens = {"end": 4} if is_bert(model) else {"start": 3, "end": 4}
+    pretrained(model).save(ours.state_dict(), model, VOCABULARY, directory, **tokens)
+
+
 def opened(transformers, directory: Path) -> torch.nn.Module:
     name = json.loads((directory / "config.json").read_text())["architectures"][0]
     return getattr(transformers, name).from_pretrained(directory).eval()
 
 
-def started(directory: Path) -> torch.nn.Module:
+def started(directory: Path, like: ModelConfig) -> torch.nn.Module:
     """Returns the network that a run with the options of `show` starts from."""
-    settings = dict(option.removeprefix("-o ").split("=", 1) for option in pretrained.flags(directory))
+    settings = dict(option.removeprefix("-o ").split("=", 1) for option in pretrained(like).flags(directory))
     vocab_size = int(settings.pop("data.vocab_size"))
-    model = ModelConfig.model_validate({name.removeprefix("model."): value for name, value in settings.items()})
+    model = type(like).model_validate({name.removeprefix("model."): value for name, value in settings.items()})
     ours = network(model)
-    pretrained.load(ours, model, vocab_size)
+    pretrained(model).load(ours, model, vocab_size)
     return ours
 
 
@@ -109,12 +125,12 @@ def started(directory: Path) -> torch.nn.Module:
 def test_what_is_saved_has_the_same_logits_there(name, transformers, tmp_path):
     model = MODELS[name]
     ours = drawn(network(model))
-    pretrained.save(ours.state_dict(), model, VOCABULARY, tmp_path, pad=3, end=4)
+    save(ours, model, tmp_path)
     theirs = opened(transformers, tmp_path)
     for seen in (None, SEEN):
         torch.testing.assert_close(logits(theirs, seen), logits(ours, seen), rtol=1e-5, atol=1e-5)
-    assert (theirs.config.pad_token_id, theirs.config.eos_token_id) == (3, 4)
-    assert theirs.config.model_type == "bert" or theirs.config.decoder_start_token_id == 3
+    assert theirs.config.eos_token_id == 4
+    assert is_bert(model) or theirs.config.decoder_start_token_id == theirs.config.pad_token_id == 3
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -124,10 +140,10 @@ def test_what_is_loaded_has_the_logits_it_had_there(name, transformers, tmp_path
     theirs = theirs_of(transformers, MODELS[name])
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    ours = started(tmp_path)
+    ours = started(tmp_path, MODELS[name])
     for seen in (None, SEEN):
         torch.testing.assert_close(logits(ours, seen), logits(theirs, seen), rtol=1e-5, atol=1e-5)
-    if not MODELS[name].tie:
+    if not is_bert(MODELS[name]) and not MODELS[name].tie:
         assert not torch.equal(ours.head.weight, ours.embed.weight)
 
 
@@ -140,8 +156,10 @@ def test_a_t5_whose_head_was_never_trained_apart_loads(transformers, tmp_path):
     theirs = drawn(transformers.T5ForConditionalGeneration(config))
     theirs.save_pretrained(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
-    assert not pretrained.read_config(tmp_path)[0].tie
-    torch.testing.assert_close(logits(started(tmp_path), SEEN), logits(theirs, SEEN), rtol=1e-5, atol=1e-5)
+    assert not studies.t5.pretrained.read_config(tmp_path)[0].tie
+    torch.testing.assert_close(
+        logits(started(tmp_path, MODELS["geglu untied"]), SEEN), logits(theirs, SEEN), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["bert", "relu tied", "geglu untied"])
@@ -155,7 +173,7 @@ def test_files_of_old_releases_load(name, transformers, tmp_path):
     fields.pop("scale_decoder_outputs", None)
     if name == "relu tied":
         del fields["tie_word_embeddings"], fields["feed_forward_proj"], fields["relative_attention_max_distance"]
-    else:
+    elif name != "bert":
         fields["tie_word_embeddings"] = model.tie
     (tmp_path / "config.json").write_text(json.dumps(fields))
     stored = load_file(tmp_path / "model.safetensors")
@@ -173,12 +191,12 @@ def test_files_of_old_releases_load(name, transformers, tmp_path):
         cross = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         stored[cross] = torch.ones(32, 4)
     save_file(stored, tmp_path / "model.safetensors")
-    torch.testing.assert_close(logits(started(tmp_path), SEEN), logits(theirs, SEEN), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(started(tmp_path, model), SEEN), logits(theirs, SEEN), rtol=1e-5, atol=1e-5)
 
 
 def saved(model: ModelConfig, directory: Path) -> tuple[ModelConfig, dict[str, object], dict[str, torch.Tensor]]:
     """Returns the configuration that starts from a directory, the fields of its config.json and its tensors."""
-    pretrained.save(network(model).state_dict(), model, VOCABULARY, directory)
+    save(network(model), model, directory)
     fields = json.loads((directory / "config.json").read_text())
     return model.model_copy(update={"weights": str(directory)}), fields, load_file(directory / "model.safetensors")
 
@@ -203,17 +221,16 @@ def test_models_that_are_not_computed_are_refused(name, changes, words, tmp_path
     _, fields, _ = saved(MODELS[name], tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(fields | changes))
     with pytest.raises(DataError) as error:
-        pretrained.flags(tmp_path)
+        pretrained(MODELS[name]).flags(tmp_path)
+    study, kind = ("bert", "BertForMaskedLM") if name == "bert" else ("t5", "T5ForConditionalGeneration")
     assert str(error.value) == (
-        f"{tmp_path / 'config.json'} has {words}, which studies/denoise/bert.py and t5.py do not compute: give a plain "
-        "BertForMaskedLM or T5ForConditionalGeneration."
+        f"{tmp_path / 'config.json'} has {words}, which studies/{study}/model.py does not compute: give a plain {kind}."
     )
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("bert", {"kind": "t5", "positions": 512}, "model.kind is t5 and model.weights .* has bert: give the sizes"),
         ("bert", {"num_heads": 2}, "model.num_heads is 2 and .* has 4"),
         ("bert", {"positions": 50}, "model.positions is 50 and .* has 40"),
         ("bert", {"norm_eps": 1e-6}, "model.norm_eps is 1e-06 and .* has 1e-12"),
@@ -225,13 +242,13 @@ def test_models_that_are_not_computed_are_refused(name, changes, words, tmp_path
 )
 def test_other_sizes_than_the_weights_have_are_refused(name, changes, words, tmp_path):
     model, _, _ = saved(MODELS[name], tmp_path)
-    pretrained.check(model, VOCABULARY)
-    pretrained.check(model.model_copy(update={"dropout": 0.3}), VOCABULARY)
-    pretrained.check(model.model_copy(update={"weights": "", **changes}), VOCABULARY)
-    with pytest.raises(DataError, match=f"^{words}.*`python -m studies.denoise.pretrained show .*` prints\\.$"):
-        pretrained.check(model.model_copy(update=changes), VOCABULARY)
+    pretrained(model).check(model, VOCABULARY)
+    pretrained(model).check(model.model_copy(update={"dropout": 0.3}), VOCABULARY)
+    pretrained(model).check(model.model_copy(update={"weights": "", **changes}), VOCABULARY)
+    with pytest.raises(DataError, match=f"^{words}.*`python -m studies.(bert|t5).pretrained show .*` prints\\.$"):
+        pretrained(model).check(model.model_copy(update=changes), VOCABULARY)
     with pytest.raises(DataError, match=r"^data.vocab_size is 61 and model.weights .* has 60: give the sizes"):
-        pretrained.check(model, VOCABULARY + 1)
+        pretrained(model).check(model, VOCABULARY + 1)
 
 
 def test_tensors_that_do_not_fit_are_refused(tmp_path):
@@ -240,7 +257,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path):
         stored |= {key.replace("__", "."): value for key, value in changes.items()}
         save_file({key: value for key, value in stored.items() if value is not None}, tmp_path / "model.safetensors")
         with pytest.raises(DataError, match=f"^model.weights: {tmp_path} has {words}"):
-            pretrained.load(network(model), model, VOCABULARY)
+            pretrained(model).load(network(model), model, VOCABULARY)
 
     refused("bert", r"none for cls.predictions.bias, and the model has \(60,\): give", cls__predictions__bias=None)
     refused("relu tied", r"\(9, 32\) for shared.weight, and the model has \(60, 32\)", shared__weight=torch.ones(9, 32))
@@ -254,25 +271,25 @@ def test_a_directory_that_cannot_be_read_is_one_sentence(tmp_path):
     model, _, _ = saved(BERT, tmp_path)
     for text in ("{}", "[]", "no"):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(DataError, match=r"config\.json is not the configuration of a BERT or a T5"):
-            pretrained.read_config(tmp_path)
+        with pytest.raises(DataError, match=r"config\.json is not the configuration of a BERT"):
+            studies.bert.pretrained.read_config(tmp_path)
     with pytest.raises(DataError, match=r"config.json cannot be read \(No such file or directory\)"):
-        pretrained.read_config(tmp_path / "none")
+        studies.bert.pretrained.read_config(tmp_path / "none")
     saved(BERT, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(DataError, match="its safetensors cannot be read"):
-        pretrained.load(network(model), model, VOCABULARY)
+        pretrained(model).load(network(model), model, VOCABULARY)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"has no \*\.safetensors"):
-        pretrained.load(network(model), model, VOCABULARY)
+        pretrained(model).load(network(model), model, VOCABULARY)
 
 
-def test_the_command_shows_the_options(tmp_path, capsys):
+def test_the_command_shows_the_options(tmp_path):
     saved(BERT, tmp_path)
-    pretrained.main(["show", str(tmp_path)])
-    assert capsys.readouterr().out.split(" -o ") == [
-        "-o model.kind=bert",
-        "model.hidden_size=32",
+    command = [sys.executable, "-m", "studies.bert.pretrained"]
+    shown = subprocess.run([*command, "show", str(tmp_path)], capture_output=True, text=True, check=True)
+    assert shown.stdout.split(" -o ") == [
+        "-o model.hidden_size=32",
         "model.num_layers=2",
         "model.num_heads=4",
         "model.mlp_size=48",
@@ -282,37 +299,33 @@ def test_the_command_shows_the_options(tmp_path, capsys):
         "model.dropout=0.0",
         f"model.weights={tmp_path}\n",
     ]
-    with pytest.raises(ConfigError, match="give `show DIR`"):
-        pretrained.main([])
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr) == (2, "error: give `show DIR`: see studies/bert/README.md.\n")
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"tie": False}, "tie=False is read by kind=t5, and kind is bert: leave one of them out."),
-        ({"head_size": 8}, "head_size=8 is read by kind=t5, and kind is bert"),
-        ({"kind": "t5", "positions": 64}, "positions=64 is read by kind=bert, and kind is t5"),
-        ({"num_heads": 5}, "num_heads 5 do not divide hidden_size 64 into equal heads: change one of them."),
-        ({"kind": "t5", "num_heads": 5}, "change one of them, or give head_size."),
-    ],
-)
-def test_a_model_that_cannot_be_is_one_sentence(fields, words):
-    with pytest.raises(ValidationError) as error:
-        ModelConfig.model_validate(fields)
-    assert words in str(error.value)
+def test_heads_that_do_not_divide_are_one_sentence():
+    for module, words in (
+        (studies.bert, "change one of them."),
+        (studies.t5, "change one of them, or give head_size."),
+    ):
+        with pytest.raises(
+            ValidationError, match=f"num_heads 5 do not divide hidden_size 64 into equal heads: {words}"
+        ):
+            module.config.ModelConfig(num_heads=5)
 
 
 def test_the_default_width_of_the_mlp_depends_on_its_kind():
-    assert ModelConfig().mlp == ModelConfig(kind="t5", activation="relu").mlp == 256
-    assert ModelConfig(kind="t5").mlp == 176  # 64 * 8/3 = 170.67
-    assert ModelConfig(kind="t5", hidden_size=768).mlp == 2048  # as T5 1.1 base has
+    t5 = studies.t5.config.ModelConfig
+    assert studies.bert.config.ModelConfig().mlp == t5(activation="relu").mlp == 256
+    assert t5().mlp == 176  # 64 * 8/3 = 170.67
+    assert t5(hidden_size=768).mlp == 2048  # as T5 1.1 base has
 
 
 @pytest.mark.usefixtures("process")
 def test_looking_at_a_directory_imports_no_torch(tmp_path):
     model, _, _ = saved(BERT, tmp_path)
     code = (
-        "import sys; from studies.denoise import config, pretrained; "
+        "import sys; from studies.bert import config, pretrained; "
         f"pretrained.check(config.ModelConfig.model_validate_json(sys.argv[1]), {VOCABULARY}); "
         f"pretrained.flags({str(tmp_path)!r}); "
         "assert 'torch' not in sys.modules"
