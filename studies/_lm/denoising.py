@@ -126,9 +126,8 @@ class DenoisingTask(Task):
 
 def special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> list[int]:
     """Returns the ids of special tokens: the tokenizer's own, else those that follow its ids."""
-    known = _known(tokenizer, names)
-    added = [name for name in names if name not in known]
-    return [known.get(name) or tokenizer.vocab_size + added.index(name) for name in names]
+    known, added = _known(tokenizer, names), added_names(tokenizer, names)
+    return [known[name] if name in known else tokenizer.vocab_size + added.index(name) for name in names]
 
 
 def vocabulary_size(data: TextConfig, names: Sequence[str]) -> int:

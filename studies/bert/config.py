@@ -95,6 +95,10 @@ class Config(Frozen):
                 f"data.block_size {self.data.block_size} is more than model.positions {self.model.positions}: raise "
                 "model.positions, or lower data.block_size."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_take_whole_heads(self) -> Config:
         if self.model.num_heads % self.train.parallel.tensor:
             raise ValueError(
                 f"train.parallel.tensor={self.train.parallel.tensor} does not divide model.num_heads "

@@ -109,3 +109,12 @@ class Config(Frozen):
                 "share, or raise the mean."
             )
         return self
+
+    @model_validator(mode="after")
+    def _ranks_take_whole_heads(self) -> Config:
+        if self.model.num_heads % self.train.parallel.tensor:
+            raise ValueError(
+                f"train.parallel.tensor={self.train.parallel.tensor} does not divide model.num_heads "
+                f"{self.model.num_heads}: a rank takes whole heads."
+            )
+        return self

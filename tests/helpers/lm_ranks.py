@@ -11,8 +11,8 @@ from trainer.checkpoint.store import CheckpointStore
 from trainer.loop import fit
 from trainer.report import CONTINUE, Report
 
+RECORDS = {"data.generated": 66}  # 53 to train on: four windows of an epoch, the last of which has 5 samples
 CONFIG: dict[str, Any] = {
-    "data.generated": 66,  # 53 to train on: four windows of an epoch, the last of which has 5 samples
     "model.dropout": 0.0,
     "train.batch_size": 16,
     "train.num_epochs": 2,
@@ -23,7 +23,8 @@ CONFIG: dict[str, Any] = {
 def run(directory: str, study: str, **overrides: Any) -> list[dict[str, float]]:
     """Each epoch's losses and validation metrics."""
     drawn = {"evaluation.prompts": 4, "evaluation.best_of": 2} if study == "dpo" else {}
-    given = load(study).configure(CONFIG | drawn | overrides)
+    records = RECORDS if study in ("lora", "dpo") else {}
+    given = load(study).configure(CONFIG | records | drawn | overrides)
     metrics: list[dict[str, float]] = []
 
     def report(report: Report) -> Any:

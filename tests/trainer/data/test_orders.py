@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trainer.config.data import CurriculumConfig
 from trainer.data import Bucketed, Curriculum, Mixture, Packed, Padded, block_diagonal_mask, next_tokens, pad
-from trainer.data.augment import Chain, Mask, MaskTokens, Noise, Permute
+from trainer.data.augment import Chain, CorruptSpans, Mask, MaskTokens, MaskWords, Noise, Permute
 from trainer.data.mixture import assign, visible
 from trainer.data.view import View, order
 from trainer.data.view import read as batch_of
@@ -322,3 +322,60 @@ def test_masked_tokens_are_those_of_bert():
     assert torch.equal(masked["tokens"][~asked], tokens[~asked])
     assert (masked["tokens"][asked] == 1).float().mean().item() == pytest.approx(0.8, abs=0.03)
     assert (masked["tokens"][asked] == tokens[asked]).float().mean().item() == pytest.approx(0.1, abs=0.03)
+
+
+def test_masked_words_are_whole_and_as_many_as_fit():
+    """Words of 1 to 5 tokens, the first of each below 10, and now and then a special one, 99."""
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 6, (400,), generator=g).tolist()
+    words = [[place % 10, *[20 + place % 50] * (size - 1)] for place, size in enumerate(sizes)]
+    row = torch.tensor([token for place, word in enumerate(words) for token in ([99] * (place % 9 == 0) + word)])
+    begins, special = torch.arange(100) < 10, torch.arange(100) == 99
+    owner = (begins[row] | special[row]).cumsum(0).tolist()
+    mask = MaskWords(98, 100, begins, special, share=0.15)
+    most, replaced = round(len(row) * 0.15), []
+    for seed in range(20):
+        out = mask(row, torch.Generator().manual_seed(seed))
+        count = int((out["labels"] >= 0).sum())
+        places = out["places"][:count]
+        assert most - 5 < count <= most == len(out["places"]) == len(out["labels"])
+        assert torch.equal(out["labels"][:count], row[places]) and not (row[places] == 99).any()
+        assert not out["places"][count:].any() and (out["labels"][count:] == -100).all()
+        chosen = {owner[place] for place in places.tolist()}
+        assert sum(owner[place] in chosen for place in range(len(row))) == count, "all tokens of each word"
+        kept = torch.ones(len(row), dtype=torch.bool)
+        kept[places] = False
+        assert torch.equal(out["tokens"][kept], row[kept])
+        replaced += (out["tokens"][places] == 98).tolist()
+    assert sum(replaced) / len(replaced) == pytest.approx(0.8, abs=0.03)
+    long = MaskWords(98, 100, begins, special)(torch.full((20,), 50), generator())
+    assert (long["labels"] == -100).all(), "a word longer than what may be predicted stays"
+
+
+def test_taken_spans_are_those_of_t5():
+    """As many tokens and spans as the paper's code takes, and what is left and taken puts the row together again."""
+    sentinels, end = torch.arange(1000, 1300), 999
+    for length, share, mean in [(64, 0.15, 3.0), (512, 0.5, 1.0), (11, 0.5, 1.0), (8, 0.01, 9.0), (30, 0.3, 4.0)]:
+        spans = CorruptSpans(sentinels, end, share, mean)
+        taken = min(max(round(length * share), 1), length - 1)
+        parts = min(max(round(taken / mean), 1), length - taken)
+        row = torch.arange(length)
+        out = {name: ids.tolist() for name, ids in spans(row, generator()).items()}
+        assert (spans.taken(length), spans.spans(length)) == (taken, parts)
+        assert len(out["tokens"]) == length - taken + parts + 1 and len(out["labels"]) == taken + parts + 1
+        assert out["tokens"][-1] == out["labels"][-1] == end
+        pieces: dict[int, list[int]] = {}
+        for token in out["labels"][:-1]:
+            pieces.setdefault(token, []) if token >= 1000 else pieces[[*pieces][-1]].append(token)
+        assert [*pieces] == [*range(1000, 1000 + parts)] and all(pieces.values())
+        whole = [i for token in out["tokens"][:-1] for i in (pieces[token] if token >= 1000 else [token])]
+        assert whole == row.tolist()
+
+
+def test_every_division_into_spans_is_as_likely():
+    """5 of 10 tokens in 3 spans: 6 divisions of those taken times 6 of the rest."""
+    spans = CorruptSpans(torch.arange(50, 60), 49, share=0.5, mean=5 / 3)
+    g = torch.Generator().manual_seed(0)
+    counts = Counter(tuple(spans(torch.arange(10), g)["labels"].tolist()) for _ in range(7200))
+    assert len(counts) == 36
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 60  # chi square, 35 degrees: p = .005
