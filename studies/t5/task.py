@@ -58,10 +58,9 @@ class T5Task(DenoisingTask):
         """Returns the plan: columns of q, k, v (whole heads, with their positions), gate and up, rows of those after
         them."""
         plan = {f"*.layers.*.{part}.{name}": "colwise" for part in ("attend", "cross") for name in "qkv"}
-        plan |= {f"*.layers.*.{part}.o": "rowwise" for part in ("attend", "cross")}
-        return (
-            plan | {f"*.layers.*.mlp.{name}": "colwise" for name in ("gate", "up")} | {"*.layers.*.mlp.down": "rowwise"}
-        )
+        plan |= {f"*.layers.*.mlp.{name}": "colwise" for name in ("gate", "up")}
+        plan |= {f"{stack}.bias": "colwise" for stack in ("encoder", "decoder")}
+        return plan | {f"*.layers.*.{part}": "rowwise" for part in ("attend.o", "cross.o", "mlp.down")}
 
     def language_model(self, model: nn.Module) -> LanguageModel:
         """Returns the model as Hugging Face's T5ForConditionalGeneration, whose tokenizer has the sentinels."""

@@ -150,7 +150,7 @@ PROBES: dict[str, dict[str, Any]] = {
 # Fields that change how a trial goes, or when it fails, and none of its numbers.
 UNSEEN = {
     "convnet": {"model.channels_last": "how images lie in memory: the same numbers but for rounding"},
-    **dict.fromkeys(["bert", "gpt", "t5"], {"data.cache": "where tokens lie"}),
+    **{name: {"data.cache": "where tokens lie"} for name in ("bert", "gpt", "t5")},
     "lora": {},
     "dpo": {},
     "online": {},
