@@ -200,7 +200,7 @@ def test_two_ranks_have_the_losses_of_one_process(kind, tmp_path):
 
 @pytest.mark.whole
 @both
-def test_a_study_shows_what_the_model_fills_in(study, tmp_path):
+def test_a_study_shows_what_the_model_fills_in_and_exports_it(study, tmp_path):
     home = Home.at(tmp_path / "home")
     options = [part for name, value in TINY.items() for part in ("-o", f"{name}={value}")]
     flags = ["--trials", "2", "--executor", "inline", "--sampler", "random", "--home", str(home.root)]
@@ -209,6 +209,11 @@ def test_a_study_shows_what_the_model_fills_in(study, tmp_path):
     texts = [path.read_text() for path in home.artifacts.rglob("samples/epoch-0002.txt")]
     assert len(texts) == 2 and all(text.count("---\n") == 1 for text in texts)
     assert all(("masked:" if study == "bert" else "<0>") in text for text in texts)
+    export = ["export", "0", "--study", study, "--home", str(home.root)]
+    exported = CliRunner().invoke(app, [*export, "--format", "huggingface", "--to", str(tmp_path / "model")])
+    assert exported.exit_code == 0 and "opened by transformers" in exported.output, exported.output
+    refused = CliRunner().invoke(app, [*export, "--to", str(tmp_path / "model.gguf")])
+    assert refused.exit_code == 2 and "--format gguf is for causal language models" in refused.output
 
 
 @pytest.mark.parametrize(
