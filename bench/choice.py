@@ -53,8 +53,8 @@ def searched(options: argparse.Namespace, market: int, overrides: dict[str, Any]
 def chosen(study: hpo.StudyHandle) -> dict[str, dict[str, Any]]:
     """Returns the parameters of each choice; those of the default are empty."""
     best = study.best
-    seeds = best["seeds"]
-    selected = seeds["selected"] or [best["number"]]  # None: nothing was confirmed
+    seeds = best["seeds"] or {"selected": None, "rivals": []}  # None: the confirmation has not compared any
+    selected = seeds["selected"] or [best["number"]]
     first = min(selected, key=int)
     default_leads = any(rival["name"] == DEFAULT_NAME and rival["ahead"]["mean"] < 0 for rival in seeds["rivals"])
     print(f"  {study.name}: value {first}, confirmed {best['number']}, default leads: {default_leads}", file=sys.stderr)
