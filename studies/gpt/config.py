@@ -71,6 +71,8 @@ class DataConfig(Frozen):
     begins in. `tokens_per_parameter` is the number of tokens that the run sees for each parameter of the model: about
     20 is the optimum for a budget of operations (see budget.py). None: an epoch has as many rows as both domains
     together.
+
+    `tokenizer_file` is a tokenizer.json, SentencePiece's `.model`, WordPiece's vocab.txt or tiktoken's `.tiktoken`.
     """
 
     path: str = ""
@@ -79,7 +81,7 @@ class DataConfig(Frozen):
     separator: str = ""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     vocab_size: Annotated[int, Field(ge=257)] = 257  # BPE's, an upper limit of the tokens it learns
-    tokenizer_file: str = ""  # a tokenizer.json to use as BPE, whose token `end_token` ends documents; empty: learn one
+    tokenizer_file: str = ""  # a tokenizer of another model, whose token `end_token` ends documents; empty: learn BPE
     end_token: str = "<|end|>"
     block_size: Annotated[int, Field(ge=8)] = 128
     phases: tuple[MixPhase, ...] = (
@@ -94,6 +96,7 @@ class DataConfig(Frozen):
     corpus: CorpusConfig = CorpusConfig()
     cache: str = ""
     split: str = added("")
+    tiktoken_pattern: Literal["gpt2", "cl100k", "o200k"] = added("cl100k")  # what divides text before tiktoken's ranks
     by_position: bool = added(False)  # also report the loss by the position of a token in its document
 
     @model_validator(mode="after")
