@@ -102,7 +102,7 @@ def load(model: nn.Module, directory: str | Path) -> None:
     """
     import torch
 
-    stored, parameters = _tensors(Path(directory)), model.state_dict()
+    stored, parameters = tensors(Path(directory)), model.state_dict()
     with torch.no_grad():
         for name, tensor in parameters.items():
             theirs = their_name(name)
@@ -117,7 +117,8 @@ def load(model: nn.Module, directory: str | Path) -> None:
             tensor.copy_(stored[theirs])
 
 
-def _tensors(directory: Path) -> dict[str, Tensor]:
+def tensors(directory: Path) -> dict[str, Tensor]:
+    """Returns the weights in a directory by their names there. Raises DataError if there are none to read."""
     from safetensors.torch import load_file
 
     files = sorted(directory.glob("*.safetensors"))
