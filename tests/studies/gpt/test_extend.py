@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from trainer_runs import Trial, killed_at, uninterrupted
 
 from studies.gpt import extend as command
 from studies.gpt import llama
@@ -178,3 +179,28 @@ def test_models_without_pairs_are_refused(directory):
     with pytest.raises(DataError, match="no pair of its tokens occurs twice"):
         extend(str(directory / "base"), str(directory / "new"), data, 5)
     assert not (directory / "new").exists()
+
+
+@pytest.mark.parametrize("read", [2, 5])
+def test_training_in_two_phases_that_is_cut_ends_with_the_same_bits(read, directory, tmp_path):
+    """First the embedding and the head alone, then all."""
+    extend(str(directory / "base"), str(directory / "new"), config_of(directory / "base.json", 275).data, 12)
+    config = config_of(directory / "new" / "tokenizer.json", 287, str(directory / "new"))
+
+    class Extended(GptTask):
+        def __init__(self, _: object) -> None:
+            super().__init__(config.model_copy(update={"samples": config.samples.model_copy(update={"tokens": 0})}))
+
+        def model(self) -> torch.nn.Module:
+            self.net = super().model()
+            return self.net
+
+    begun = load_file(directory / "new" / "model.safetensors")
+    phases = {"freeze": {"patterns": ["blocks.*", "head.norm.*"], "until": 0.5}, "batch_size": 32, "num_epochs": 2}
+    whole = uninterrupted(tmp_path / "whole", task=Extended, **phases)
+    assert not torch.equal(whole.task.net.embed.tokens.weight, begun["model.embed_tokens.weight"])
+    cut = Trial(tmp_path / "cut", task=Extended, **phases)
+    assert cut.attempt(killed_at(read)) is None
+    assert cut.attempt().kind == "complete" and cut.digest() == whole.digest()
+    joint = uninterrupted(tmp_path / "joint", task=Extended, **{k: v for k, v in phases.items() if k != "freeze"})
+    assert joint.digest() != whole.digest()

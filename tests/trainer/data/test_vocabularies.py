@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from places import ROOT
 
 pytest.importorskip("tokenizers", reason="runs with pip install -e '.[text]'")
 
 from trainer.data.text import BPE
-from trainer.data.vocabularies import PATTERNS, letters
+from trainer.data.vocabularies import PATTERNS
 from trainer.errors import DataError
 
 TRAINED_ON = [
@@ -35,7 +36,19 @@ MIXED = [
     "aaaaaaaaaaa aaa   aaaa       ",
     "",
 ]
+ASSETS = ROOT / "tests" / "assets" / "vocabularies"  # of write_vocabularies.py
 TEXTS = st.text(st.sampled_from([*"aeht Ttdjé日🎉,.'0123</s>\n▁"]), max_size=40)
+
+
+@pytest.mark.parametrize("name", ["unigram", "bpe", *PATTERNS])
+def test_ids_are_those_that_the_libraries_gave(name):
+    """As recorded, with tables of SentencePiece's normalisation; the tests below ask the libraries themselves."""
+    pytest.importorskip("google.protobuf")
+    recorded = json.loads((ASSETS / "ids.json").read_text(encoding="utf-8"))
+    file, end = (f"{name}.model", "</s>") if name in ("unigram", "bpe") else ("ranks.tiktoken", "<|endoftext|>")
+    ours = BPE.load(ASSETS / file, end, name if name in PATTERNS else "cl100k")
+    for text, ids in zip(recorded["texts"], recorded["ids"][name], strict=True):
+        assert ours.encode(text) == ids, text
 
 
 class Oracles:
@@ -146,30 +159,19 @@ def test_words_are_divided_as_bert_divides_them(cased, tmp_path):
         assert ours.encode(text) == [tokens.index(piece) for piece in split], text
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> tuple[Path, dict[bytes, int]]:
-    """A file of ranks as tiktoken's, learnt from the texts: the bytes, then the tokens in the order of their pairs."""
-    learnt = json.loads(BPE.train(TRAINED_ON, 420)._tokenizer.to_str())["model"]
-    byte = {letter: number for number, letter in enumerate(letters())}
-    tokens = sorted((id, bytes(byte[c] for c in token)) for token, id in learnt["vocab"].items() if token != BPE.END)
-    made = {token: rank for rank, (_, token) in enumerate(tokens)}
-    path = tmp_path_factory.mktemp("ranks") / "ours.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in made.items()))
-    return path, made
-
-
+RANKS = ASSETS / "ranks.tiktoken"
 PUBLISHED = {"gpt2": "r50k_base", "cl100k": "cl100k_base", "o200k": "o200k_base"}
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_bytes_are_joined_by_rank_as_tiktoken_joins_them(pattern, ranks, monkeypatch):
+def test_bytes_are_joined_by_rank_as_tiktoken_joins_them(pattern, monkeypatch):
     """By the patterns in tiktoken's own source. Its encodings themselves would be downloaded."""
     tiktoken = pytest.importorskip("tiktoken", reason="the library that the ids are compared with")
-    path, made = ranks
+    made = {base64.b64decode(token): int(rank) for token, rank in map(str.split, RANKS.read_text().splitlines())}
     source = pytest.importorskip("tiktoken_ext.openai_public")
     monkeypatch.setattr(source, "load_tiktoken_bpe", lambda *_, **__: made)
     published = source.ENCODING_CONSTRUCTORS[PUBLISHED[pattern]]()["pat_str"]
-    ours = BPE.load(path, "<|endoftext|>", pattern)
+    ours = BPE.load(RANKS, "<|endoftext|>", pattern)
     theirs = tiktoken.Encoding("ours", pat_str=published, mergeable_ranks=made, special_tokens={})
     assert (ours.vocab_size, ours.end) == (420, 419)
 
@@ -182,12 +184,11 @@ def test_bytes_are_joined_by_rank_as_tiktoken_joins_them(pattern, ranks, monkeyp
         assert ours.encode(text) == theirs.encode(text, disallowed_special=()), text
 
 
-def test_the_end_takes_the_rank_that_is_free_among_others(ranks, tmp_path):
+def test_the_end_takes_the_rank_that_is_free_among_others(tmp_path):
     """As in p50k_base, which goes on after GPT-2's vocabulary and its end."""
-    path, made = ranks
-    lines = path.read_bytes().splitlines()
+    lines = RANKS.read_bytes().splitlines()
     beyond = base64.b64encode(b"abcdef")
-    (tmp_path / "a.tiktoken").write_bytes(b"\n".join([*lines, beyond + b" %d" % (len(made) + 1)]))
+    (tmp_path / "a.tiktoken").write_bytes(b"\n".join([*lines, beyond + b" %d" % (len(lines) + 1)]))
     ours = BPE.load(tmp_path / "a.tiktoken", "<|endoftext|>")
     assert (ours.vocab_size, ours.end) == (421, 419)
     (tmp_path / "b.tiktoken").write_bytes(b"\n".join([*lines, beyond + b" 500"]))
