@@ -18,6 +18,7 @@ from trainer.errors import TrainerError
 from trainer.gradients.accumulate import NoiseProbe, accumulate
 from trainer.gradients.clip import GradientRules
 from trainer.gradients.conflicts import Order
+from trainer.gradients.freeze import Freeze
 from trainer.gradients.nonfinite import Flags, skips_on_device
 from trainer.gradients.parts import by_parts
 from trainer.gradients.penalty import differentiable, penalised
@@ -56,6 +57,7 @@ class Stepper:
         self.module = ranks.module(state.model if state.compiled is None else state.compiled.module)
         self.params = [p for group in state.optimizer.param_groups for p in group["params"]]
         self.rules = GradientRules(state.model, self.params, config, ranks)
+        self.freeze = Freeze(state.model, self.params, config.freeze, total)
         self.probe = NoiseProbe(self.params) if config.gradients.noise_scale else None
         self.sam = Sam(self.params, config.optim.sam, ranks.norm) if config.optim.wrap == "sam" else None
         self.statistics = RunningStatistics(state.model)
@@ -153,6 +155,11 @@ class Stepper:
         """Runs a forward and a backward pass of each micro-batch; returns their totals over all ranks."""
         for p in self.params:  # Optimizer.zero_grad, without the profiler's mark
             p.grad = None
+        window = self._differentiated(batches, probe)
+        self.freeze.apply(self.state.step)
+        return window
+
+    def _differentiated(self, batches: list[Any], probe: NoiseProbe | None) -> Window:
         if self.config.gradients.by_parts:
             return by_parts(batches, self.loss, self.params, balance=self.state.balance, order=self._order())
         with differentiable(self.config.gradients):

@@ -26,6 +26,6 @@ def _check_tokenizer(data: TextConfig) -> None:
     from trainer.data.text import BPE  # it imports torch
 
     try:
-        BPE.load(data.tokenizer_file, data.end_token)
+        BPE.load(data.tokenizer_file, data.end_token, data.tiktoken_pattern)
     except DataError as error:
         raise DataError(f"data.tokenizer_file, data.end_token: {error}") from error

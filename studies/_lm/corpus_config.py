@@ -49,6 +49,8 @@ class TextConfig(Frozen):
     of which `split` is read; the optional `general_path` is the same for a general domain. `separator` divides a text
     file into documents; without one, a file is a document. `cache` is a directory that keeps the tokens for later runs
     with the same settings and texts; empty: the home's `shared`. A row has `block_size` tokens.
+
+    `tokenizer_file` is a tokenizer.json, SentencePiece's `.model`, WordPiece's vocab.txt or tiktoken's `.tiktoken`.
     """
 
     path: str = ""
@@ -57,7 +59,7 @@ class TextConfig(Frozen):
     separator: str = ""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     vocab_size: Annotated[int, Field(ge=257)] = 257  # BPE's, an upper limit of the tokens it learns
-    tokenizer_file: str = ""  # a tokenizer.json to use as BPE, whose token `end_token` ends documents; empty: learn one
+    tokenizer_file: str = ""  # a tokenizer of another model, whose token `end_token` ends documents; empty: learn BPE
     end_token: str = "<|end|>"
     block_size: Annotated[int, Field(ge=8)] = 128
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  # share of a file to validate, and as much to test
@@ -66,6 +68,7 @@ class TextConfig(Frozen):
     corpus: CorpusConfig = CorpusConfig()
     cache: str = ""
     split: str = added("")
+    tiktoken_pattern: Literal["gpt2", "cl100k", "o200k"] = added("cl100k")  # what divides text before tiktoken's ranks
 
     @model_validator(mode="after")
     def _check(self) -> TextConfig:

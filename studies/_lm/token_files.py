@@ -22,7 +22,17 @@ from trainer.errors import DataError
 BPE_FILE, ABOUT = "bpe.json", "about.json"
 VERSION = 3  # format version of the cache
 # The fields that decide the tokens, besides the files themselves.
-DECIDE = {"column", "separator", "tokenizer", "vocab_size", "end_token", "held_out", "seed", "corpus"}
+DECIDE = {
+    "column",
+    "separator",
+    "tokenizer",
+    "vocab_size",
+    "end_token",
+    "tiktoken_pattern",
+    "held_out",
+    "seed",
+    "corpus",
+}
 STALE = 3600.0  # seconds after which an unfinished directory is abandoned
 
 
@@ -108,7 +118,7 @@ def _opened(data: TextConfig, learnt: Path) -> BPE:
     """Returns the configured tokenizer, else the learnt one. Raises DataError if it has more tokens than the model."""
     if not data.tokenizer_file:
         return BPE.load(learnt)
-    custom = BPE.load(data.tokenizer_file, data.end_token)
+    custom = BPE.load(data.tokenizer_file, data.end_token, data.tiktoken_pattern)
     if custom.vocab_size > data.vocab_size:
         raise DataError(
             f"{data.tokenizer_file} has {custom.vocab_size} tokens and data.vocab_size is {data.vocab_size}: set it to "

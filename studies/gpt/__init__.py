@@ -49,7 +49,7 @@ STUDY = Study(
         **dict.fromkeys(["data.corpus.*", "data.seed"], "data.path == ''"),
         "data.phases": "data.path == '' or data.general_path != ''",
         **dict.fromkeys(["data.vocab_size", "data.tokenizer_file"], "data.tokenizer == 'bpe'"),
-        "data.end_token": "data.tokenizer_file != ''",
+        **dict.fromkeys(["data.end_token", "data.tiktoken_pattern"], "data.tokenizer_file != ''"),
         **{
             f"model.moe.{name}": "model.moe.experts > 1"
             for name in ("top_k", "capacity", "shared", "balance", "z_loss")

@@ -29,7 +29,7 @@ STUDY = Study(
         **dict.fromkeys(["data.column", "data.separator", "data.held_out", "data.general_path"], "data.path != ''"),
         **dict.fromkeys(["data.corpus.*", "data.seed"], "data.path == ''"),
         **dict.fromkeys(["data.vocab_size", "data.tokenizer_file"], "data.tokenizer == 'bpe'"),
-        "data.end_token": "data.tokenizer_file != ''",
+        **dict.fromkeys(["data.end_token", "data.tiktoken_pattern"], "data.tokenizer_file != ''"),
     },
     enqueue=[
         {  # the defaults, so that the best trial is never worse

@@ -33,7 +33,13 @@ MIXED: dict[str, Any] = {"moe": {"experts": 4, "top_k": 2, "capacity": 1.0, "sha
 
 
 def run(
-    directory: str, parallel: Mapping[str, Any], *, block: int | None = None, leave: bool = False, **model: Any
+    directory: str,
+    parallel: Mapping[str, Any],
+    *,
+    block: int | None = None,
+    leave: bool = False,
+    freeze: Mapping[str, Any] | None = None,
+    **model: Any,
 ) -> dict[str, Any]:
     """Returns the metrics of the epochs, what the model wrote, and the weights at the end.
 
@@ -42,8 +48,9 @@ def run(
     """
     if block is not None:
         with patch.multiple(vocabulary, LARGE=1, _BLOCK=257 * block):
-            return run(directory, parallel, leave=leave, **model)
-    given = CONFIG | {"train": CONFIG["train"] | {"parallel": dict(parallel)}, "model": CONFIG["model"] | model}
+            return run(directory, parallel, leave=leave, freeze=freeze, **model)
+    train = CONFIG["train"] | {"parallel": dict(parallel)} | ({"freeze": freeze} if freeze else {})
+    given = CONFIG | {"train": train, "model": CONFIG["model"] | model}
     config = Config.model_validate(given)
     metrics: list[dict[str, float]] = []
     committed, written = [], {}

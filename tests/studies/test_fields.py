@@ -71,7 +71,7 @@ _TEXTS = {
     "data.tokenizer": "bpe", "data.vocab_size": 300, "data.tokenizer_file": "/nonexistent", "data.end_token": "</s>",
     "data.block_size": 24, "data.held_out": 0.1, "data.test": True, "data.seed": 1, "data.corpus.general": 70,
     "data.corpus.target": 90, "data.corpus.num_words": 12, "data.corpus.successors": 3, "data.cache": "elsewhere",
-    "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train",
+    "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train", "data.tiktoken_pattern": "gpt2",
 }  # fmt: skip
 PROBES: dict[str, dict[str, Any]] = {
     "mlp": {
@@ -97,7 +97,7 @@ PROBES: dict[str, dict[str, Any]] = {
         "model.moe.capacity": 0.5, "model.moe.shared": 1, "model.moe.balance": 1.0, "model.moe.z_loss": 1.0,
         "model.position.kind": "alibi", "model.position.scaling": "ntk", "model.position.trained": 64,
         "model.position.window": 3, "model.position.sinks": 2, "model.activation": "geglu", "data.by_position": True,
-        "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train",
+        "data.corpus.words": 9, "data.corpus.keys": 2, "data.split": "train", "data.tiktoken_pattern": "gpt2",
     },
     "bert": {
         **_TEXTS, "masks.share": 0.4, "masks.unit": "token", "model.hidden_size": 32, "model.num_layers": 2,

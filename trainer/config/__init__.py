@@ -14,7 +14,8 @@ from trainer.config import combinations
 from trainer.config.activations import ActivationConfig
 from trainer.config.average import AverageConfig
 from trainer.config.batch import BatchGrowthConfig
-from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share
+from trainer.config.fields import Beta, Bytes, Frozen, Mode, NonNegative, Positive, Share, added
+from trainer.config.freeze import FreezeConfig
 from trainer.config.gradients import ClipConfig, GradientConfig
 from trainer.config.init import InitConfig
 from trainer.config.optim import OptimConfig
@@ -32,6 +33,7 @@ __all__ = [
     "CheckpointConfig",
     "ClipConfig",
     "EarlyStoppingConfig",
+    "FreezeConfig",
     "Frozen",
     "GradientConfig",
     "GuardConfig",
@@ -132,6 +134,7 @@ class TrainConfig(Frozen):
     schedule: ScheduleConfig = ScheduleConfig()
     clip: ClipConfig = ClipConfig()
     gradients: GradientConfig = GradientConfig()
+    freeze: FreezeConfig = added(FreezeConfig())
     loss_scale: LossScaleConfig = LossScaleConfig()  # fp16
     average: AverageConfig = AverageConfig()
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()

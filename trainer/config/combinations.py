@@ -209,6 +209,11 @@ def _check_compiled(config: TrainConfig, parallel: ParallelConfig) -> None:
 
 
 def _check_pipeline(config: TrainConfig, stages: int) -> None:
+    if config.freeze.patterns:
+        raise ValueError(
+            "freeze.patterns are names of the whole model, and parallel.pipeline gives each rank a stage of it: leave "
+            "one of them out."
+        )
     if wholes := _whole(config, "lookahead"):
         raise ValueError(
             f"{_need(wholes)} the whole model, and parallel.pipeline gives each rank a stage of it: "
@@ -270,6 +275,7 @@ def _no_lanes(c: TrainConfig) -> str | None:
         f"gradients.conflicts={c.gradients.conflicts}": c.gradients.conflicts != "none",
         f"gradients.balance={c.gradients.balance}": c.gradients.balance != "none",
         "gradients.noise_scale": c.gradients.noise_scale,
+        "freeze.patterns": bool(c.freeze.patterns),
         "rollback.enabled": c.rollback.enabled,
         "checkpoint.asynchronous": c.checkpoint.asynchronous,
     }

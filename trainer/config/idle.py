@@ -78,6 +78,7 @@ TABLE: tuple[Idle, ...] = (
     Idle(("init.std",), (_is("init.name", "normal", "trunc_normal"),), "refused"),
     Idle(_of("clip", "adaptive_eps", "adaptive_exclude"), (_is_given("clip.adaptive"),), "refused"),
     Idle(("gradients.noise_decay",), (_is_given("gradients.noise"),), "refused"),
+    Idle(("freeze.until",), (_is_given("freeze.patterns"),), "refused"),
     Idle(_of("gradients", "penalty_norm", "penalty_of"), (_is_given("gradients.penalty"),), "refused"),
     Idle(
         _of("early_stopping", "mode", "patience", "min_delta", "divergence"),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.data.cache import publish
-from trainer.errors import ConfigError, DataError
+from trainer.data.vocabularies import opened, tokenizers
+from trainer.errors import DataError
 
-_SPACES = {
-    *" \t\n\r\v\f",
-    *"\u0120\u0109\u010a\u010d",
-    "\u2581",
-}  # as such, in a byte-level vocabulary, SentencePiece's
+# White space as such, in a byte-level vocabulary, and in SentencePiece's.
+_SPACES = {*" \t\n\r\v\f", *"\u0120\u0109\u010a\u010d", "\u2581"}
 _CUT = "\ud800"  # a lone surrogate, which no text contains
 
 
@@ -80,29 +77,25 @@ class BPE:
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> BPE:
         """Learns `vocab_size` tokens, including the 256 bytes and the end; the same texts give the same tokens."""
-        tokenizers = _library()
+        library = tokenizers()
         if vocab_size < 257:
             raise DataError(f"vocab_size is {vocab_size}: give at least 257, for the bytes and the end of a document.")
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[cls.END],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: str | Path, end_token: str = END) -> BPE:
-        """Reads the output of `save`, or another `tokenizer.json`."""
-        tokenizers = _library()
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise DataError(f"{path} is not the JSON of a tokenizer ({error}).") from error
+    def load(cls, path: str | Path, end_token: str = END, pattern: str = "cl100k") -> BPE:
+        """Reads the output of `save`, another `tokenizer.json`, or a vocabulary of another library (`vocabularies`)."""
+        tokenizer = opened(path, pattern)
         try:
             return cls(tokenizer, end_token)
         except DataError as error:
@@ -136,7 +129,7 @@ class BPE:
         return self._tokenizer.to_str(), self.end_token
 
     def __setstate__(self, state: tuple[str, str]) -> None:
-        self.__init__(_library().Tokenizer.from_str(state[0]), state[1])
+        self.__init__(tokenizers().Tokenizer.from_str(state[0]), state[1])
 
 
 def word_begins(tokenizer: Tokenizer) -> list[bool]:
@@ -151,17 +144,3 @@ def word_begins(tokenizer: Tokenizer) -> list[bool]:
     if prefix:
         return [not spelling.startswith(prefix) for spelling in spellings]
     return [spelling[:1] in _SPACES for spelling in spellings]
-
-
-def _library() -> Any:
-    # Its threads do not survive the fork of a loader worker, and would be warned of there.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
-    except ImportError as error:
-        raise ConfigError("BPE needs tokenizers: pip install 'hpo[text]'.") from error
-    return tokenizers

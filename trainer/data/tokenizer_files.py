@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.text import BPE, Bytes, Tokenizer
+from trainer.data.vocabularies import letters
 
 
 def save_tokenizer(
@@ -34,16 +35,6 @@ def save_tokenizer(
 def _special(number: int, content: str) -> dict[str, Any]:
     flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
     return {"id": number, "content": content, **flags, "special": True}
-
-
-def letters() -> list[str]:
-    """Returns the printable character that stands for each byte in a byte-level vocabulary, as GPT-2's.
-
-    A byte that is printable in Latin-1 stands for itself, and the others for the characters from 256 on.
-    """
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    spare = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
 def _of_bytes(end: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from trainer.errors import ConfigError, DataError
+from trainer.files.protobuf import BYTES, FLOAT, INT64, STRING, Field, message_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -114,43 +115,26 @@ def example(data: bytes, where: str) -> dict[str, Value]:
 
 
 _LISTS = ("bytes_list", "float_list", "int64_list")
-_BYTES, _FLOAT, _INT64, _STRING = 12, 2, 3, 9  # types of descriptor.proto
-# Message -> its fields, in the order of their numbers from 1: name, type, and whether it is repeated. A map is, by its
-# bytes, repeated entries of key and value.
-_MESSAGES: Mapping[str, Sequence[tuple[str, int | str, bool]]] = {
-    "BytesList": [("value", _BYTES, True)],
-    "FloatList": [("value", _FLOAT, True)],
-    "Int64List": [("value", _INT64, True)],
+# A map is, by its bytes, repeated entries of key and value.
+_MESSAGES: Mapping[str, Sequence[Field]] = {
+    "BytesList": [("value", 1, BYTES, True)],
+    "FloatList": [("value", 1, FLOAT, True)],
+    "Int64List": [("value", 1, INT64, True)],
     "Feature": [
-        ("bytes_list", "BytesList", False),
-        ("float_list", "FloatList", False),
-        ("int64_list", "Int64List", False),
+        ("bytes_list", 1, "BytesList", False),
+        ("float_list", 2, "FloatList", False),
+        ("int64_list", 3, "Int64List", False),
     ],
-    "Entry": [("key", _STRING, False), ("value", "Feature", False)],
-    "Features": [("feature", "Entry", True)],
-    "Example": [("features", "Features", False)],
+    "Entry": [("key", 1, STRING, False), ("value", 2, "Feature", False)],
+    "Features": [("feature", 1, "Entry", True)],
+    "Example": [("features", 1, "Features", False)],
 }
 
 
 @cache
 def _example_type() -> type[object]:
-    """Returns protobuf's class of tf.train.Example, made in a pool of its own, beside TensorFlow's where that is."""
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError as error:
-        raise ConfigError(_MISSING) from error
-    file = descriptor_pb2.FileDescriptorProto(name="hpo/example.proto", package="hpo")
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, (field, kind, repeated) in enumerate(fields, 1):
-            added = message.field.add(name=field, number=number, label=3 if repeated else 1)
-            if isinstance(kind, str):
-                added.type, added.type_name = added.TYPE_MESSAGE, f".hpo.{kind}"
-            else:
-                added.type = cast("descriptor_pb2.FieldDescriptorProto.Type.ValueType", kind)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("hpo.Example"))
+    """Returns protobuf's class of tf.train.Example."""
+    return message_type(_MESSAGES, "Example", _MISSING)
 
 
 def read_table(file: Path, texts: Sequence[str] = ()) -> pa.Table:

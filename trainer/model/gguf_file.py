@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.tokenizer_files import letters
+from trainer.data.vocabularies import letters
 from trainer.errors import ConfigError
 from trainer.model.plain_llama import head_width, not_plain, rope_of
 

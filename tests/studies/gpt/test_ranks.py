@@ -94,3 +94,30 @@ def test_ranks_with_experts_compute_what_one_process_does(kind, mixed):
     assert ran["written"] == alone["written"]
     for name, weights in alone["weights"].items():
         assert ran["weights"][name] == pytest.approx(weights, rel=1e-6, abs=1e-6), name
+
+
+FROZEN: dict[str, Any] = {"freeze": {"patterns": ["blocks.*", "head.norm.*"], "until": 0.5}}
+DIVIDED = ("ddp", "zero1", "zero3", "tensor")
+
+
+@pytest.fixture(scope="session")
+def frozen(tmp_path_factory, ranks) -> dict[str, Any]:
+    """Returns what comes of two phases, first of the embedding and the head alone, in one process and on two ranks."""
+
+    def make(directory: Path) -> dict[str, Any]:
+        runs = {kind: {"parallel": KINDS[2][kind], **FROZEN} for kind in DIVIDED}
+        job = {"directory": str(directory), "runs": runs}
+        return launch("gpt_ranks:runs", job, ParallelConfig(data=2), device="cpu")[0]
+
+    alone = gpt_ranks.run(str(tmp_path_factory.mktemp("frozen")), {}, **FROZEN)
+    return {"alone": alone, **once(tmp_path_factory, "gpt-frozen", make)}
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_ranks_with_frozen_parts_compute_what_one_process_does(kind, frozen, alone):
+    ran, expected = frozen[kind], frozen["alone"]
+    assert ran["kind"] == "complete" and expected["metrics"] != alone["metrics"]
+    for epoch, values in zip(ran["metrics"], expected["metrics"], strict=True):
+        assert epoch == pytest.approx(values, rel=1e-6)
+    for name, weights in expected["weights"].items():
+        assert ran["weights"][name] == pytest.approx(weights, rel=1e-6, abs=1e-6), name

@@ -50,6 +50,7 @@ PROBES: dict[str, Any] = {
     "gradients.balance_alpha": 0.5, "gradients.balance_lr": 0.5, "gradients.balance_of": ("0.*",),
     "gradients.noise_scale": True, "gradients.penalty": 1.0,
     "gradients.penalty_norm": 2.0, "gradients.penalty_of": "loss",
+    "freeze.patterns": ("0.*",), "freeze.until": 0.5,
     "loss_scale.init": 2.0, "loss_scale.dynamic": False, "loss_scale.growth_interval": 2,
     "average.name": "ema", "average.decay": 0.5, "average.start": 0.1, "average.every_steps": 3,
     "early_stopping.monitor": "train/lr", "early_stopping.mode": "max", "early_stopping.patience": 1,
