@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 BUNDLED = ("atft", "bert", "convnet", "dpo", "gpt", "lora", "mlp", "online", "t5")
-SHARED = {"_lm": ("bert", "dpo", "gpt", "lora", "online", "t5")}  # packages of `studies/` -> the studies that import them
+# Packages of `studies/` -> the studies that import them.
+SHARED = {"_lm": ("bert", "dpo", "gpt", "lora", "online", "t5")}
 _STUDIES = Path(__file__).parents[2] / "studies"
 
 
