@@ -149,14 +149,17 @@ def measured(directory: Path, planted: Planted) -> Iterator[tuple[str, float, fl
             stayed.add(row := record["row"])
             if (kind := kinds.get(row)) and _holds(record["text"], planted.texts[kind][row], kind):
                 left[kind].add(row)
-    counts = {kind: (planted.copies[kind], stayed, steps[step]["documents"]) for kind, step in COPIES.items()}
+    # A near copy that equals another one goes with the exact copies.
+    copies = set[int]().union(*planted.copies.values())
+    precision = len(copies - stayed) / max(sum(steps[step]["documents"] for step in COPIES.values()), 1)
+    for kind, rows in planted.copies.items():
+        if rows:
+            yield kind, len(rows - stayed) / len(rows), precision, len(rows)
     for kind, texts in planted.texts.items():
         taken = steps["leaks"]["parts"] if kind == "leak" else report["replaced"].get(kind, 0)
-        counts[kind] = set(texts), left[kind], taken
-    for kind, (rows, remaining, taken) in counts.items():
-        if rows:
-            gone = len(rows - remaining)
-            yield kind, gone / len(rows), gone / max(taken, 1), len(rows)
+        if texts:
+            gone = len(texts) - len(left[kind])
+            yield kind, gone / len(texts), gone / max(taken, 1), len(texts)
 
 
 def _holds(text: str, planted: str, kind: str) -> bool:
