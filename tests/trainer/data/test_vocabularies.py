@@ -31,6 +31,7 @@ MIXED = [
     *TRAINED_ON[:5],
     "  two  leading, and   inner spaces ",
     "line one\nline two\n\n\tand a tab\r\n",
+    "marks n\u0323\u0302 İ É \u1101\u1162 \u0928\u093c \ufefb\u0651 \u2028 \u200b end",
     "unseen ЖЯ ሀሁ 🦀🦀 \u00a0 ﬁne e\u0301 ①",
     "the spelling of </s>, <s>, <unk>, <0x41>, [SEP], [UNK] and <|endoftext|> is text",
     "aaaaaaaaaaa aaa   aaaa       ",
@@ -91,6 +92,7 @@ OPTIONS = [
     {"model_type": "unigram", "vocab_size": 400, "byte_fallback": True, "add_dummy_prefix": False},
     LLAMA | {"user_defined_symbols": ["<sep>", "\n\n", "quick"], "add_dummy_prefix": False},
     {"model_type": "unigram", "user_defined_symbols": ["<sep>", "quick"], "pad_id": 3},
+    {"model_type": "unigram", "vocab_size": 400, "byte_fallback": True, "normalization_rule_name": "nmt_nfkc_cf"},
 ]
 
 
