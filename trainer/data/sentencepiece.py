@@ -76,9 +76,9 @@ def from_sentencepiece(library: Any, file: Path) -> Any:
 
 
 def _parsed(file: Path) -> Any:
+    model: Any = _model_type()()
     from google.protobuf.message import DecodeError
 
-    model: Any = _model_type()()
     try:
         model.ParseFromString(file.read_bytes())
     except OSError as error:
