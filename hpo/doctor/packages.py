@@ -27,7 +27,7 @@ PURPOSES = {
     "postgres": "a ledger in PostgreSQL (--storage)",
     "s3": "checkpoints (--checkpoints) and data in s3://",
     "datasets": "directories of Hugging Face's datasets",
-    "tfrecord": "TFRecord files",
+    "tfrecord": "TFRecord files; models of SentencePiece",
     "ray": "--executor ray and ray-tune",
     "tensorboard": "--tracker tensorboard:DIR",
     "wandb": "--tracker wandb:DIR; hpo import wandb",

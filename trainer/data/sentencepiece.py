@@ -29,6 +29,7 @@ _MESSAGES: Mapping[str, Sequence[Field]] = {
         ("byte_fallback", 35, BOOL, False),
     ],
     "Normalizer": [
+        ("name", 1, STRING, False),
         ("precompiled_charsmap", 2, BYTES, False),
         ("add_dummy_prefix", 3, BOOL, False),
         ("remove_extra_whitespaces", 4, BOOL, False),
@@ -75,9 +76,9 @@ def from_sentencepiece(library: Any, file: Path) -> Any:
 
 
 def _parsed(file: Path) -> Any:
+    model: Any = _model_type()()
     from google.protobuf.message import DecodeError
 
-    model: Any = _model_type()()
     try:
         model.ParseFromString(file.read_bytes())
     except OSError as error:
@@ -146,7 +147,16 @@ def merges_of(tokens: Iterable[str], known: Container[str]) -> list[tuple[str, s
 
 
 def _normalizer(library: Any, spec: Any) -> Any:
+    """Returns the model's normalisation.
+
+    `Precompiled` looks a character up together with its accents, and drops those if the table has the character alone.
+    NFKC before it, which the tables of these names extend, leaves no such character but capitals that are lowered and
+    have no form with their accent. It also sorts several accents of one character into Unicode's order, which
+    SentencePiece does not.
+    """
     normalizers, steps = library.normalizers, []
+    if spec.name.removeprefix("nmt_").startswith("nfkc"):
+        steps.append(normalizers.NFKC())
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if _field(spec, "remove_extra_whitespaces"):

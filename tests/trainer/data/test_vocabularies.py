@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from places import ROOT
 
 pytest.importorskip("tokenizers", reason="runs with pip install -e '.[text]'")
 
+from trainer.data import sentencepiece
 from trainer.data.text import BPE
 from trainer.data.vocabularies import PATTERNS
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 
 TRAINED_ON = [
     "The quick brown fox jumps over the lazy dog.",
@@ -31,6 +34,7 @@ MIXED = [
     *TRAINED_ON[:5],
     "  two  leading, and   inner spaces ",
     "line one\nline two\n\n\tand a tab\r\n",
+    "marks n\u0323\u0302 İ É \u1101\u1162 \u0928\u093c \ufefb\u0651 \u2028 \u200b end",
     "unseen ЖЯ ሀሁ 🦀🦀 \u00a0 ﬁne e\u0301 ①",
     "the spelling of </s>, <s>, <unk>, <0x41>, [SEP], [UNK] and <|endoftext|> is text",
     "aaaaaaaaaaa aaa   aaaa       ",
@@ -73,7 +77,7 @@ class Oracles:
 
 
 @pytest.fixture(scope="module")
-def sentencepiece(tmp_path_factory) -> Oracles:
+def trained(tmp_path_factory) -> Oracles:
     return Oracles(tmp_path_factory.mktemp("spm"))
 
 
@@ -91,12 +95,13 @@ OPTIONS = [
     {"model_type": "unigram", "vocab_size": 400, "byte_fallback": True, "add_dummy_prefix": False},
     LLAMA | {"user_defined_symbols": ["<sep>", "\n\n", "quick"], "add_dummy_prefix": False},
     {"model_type": "unigram", "user_defined_symbols": ["<sep>", "quick"], "pad_id": 3},
+    {"model_type": "unigram", "vocab_size": 400, "byte_fallback": True, "normalization_rule_name": "nmt_nfkc_cf"},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_pieces_have_sentencepieces_ids(options, sentencepiece):
-    ours, theirs = sentencepiece(**options)
+def test_pieces_have_sentencepieces_ids(options, trained):
+    ours, theirs = trained(**options)
     assert (ours.vocab_size, ours.end) == (theirs.vocab_size(), theirs.eos_id())
     again = pickle.loads(pickle.dumps(ours))
     for text in [*MIXED, "a<sep>quick\n\n\nquicker<sep>"]:
@@ -106,21 +111,31 @@ def test_pieces_have_sentencepieces_ids(options, sentencepiece):
 
 @pytest.mark.parametrize("options", OPTIONS[:3])
 @given(text=TEXTS)
-def test_pieces_have_sentencepieces_ids_on_any_text(options, sentencepiece, text):
-    ours, theirs = sentencepiece(**options)
+def test_pieces_have_sentencepieces_ids_on_any_text(options, trained, text):
+    ours, theirs = trained(**options)
     assert ours.encode(text) == theirs.encode(text)
 
 
-def test_models_of_sentencepiece_that_cannot_be_used_are_refused(sentencepiece, tmp_path):
-    with pytest.raises(DataError, match=r"\.model is a model of words or of characters"):
-        sentencepiece(model_type="char")
-    with pytest.raises(DataError, match="has treat_whitespace_as_suffix"):
-        sentencepiece(treat_whitespace_as_suffix=True)
-    with pytest.raises(DataError, match=r"symbol '\\n', which its own normalisation changes"):
-        sentencepiece(user_defined_symbols=["\n"])
-    with pytest.raises(DataError, match=r"no token '<\|end\|>' .* ones are '<unk>', '<s>', '</s>'\.$"):
-        sentencepiece(model_type="unigram")
-        BPE.load(sentencepiece.directory / "m0.model")
+def test_models_of_sentencepiece_that_cannot_be_used_are_refused(tmp_path):
+    pytest.importorskip("google.protobuf")
+
+    def says(sentence: str, change: Callable[[Any], None]) -> None:
+        model: Any = sentencepiece._model_type()()
+        model.ParseFromString((ASSETS / "bpe.model").read_bytes())
+        change(model)
+        (tmp_path / "changed.model").write_bytes(model.SerializeToString())
+        with pytest.raises(DataError, match=sentence):
+            BPE.load(tmp_path / "changed.model")
+
+    says("is a model of words or of characters", lambda model: setattr(model.trainer_spec, "model_type", 4))
+    suffix = "treat_whitespace_as_suffix"
+    says(f"has {suffix}", lambda model: setattr(model.trainer_spec, suffix, True))
+    says("or not escape_whitespaces", lambda model: setattr(model.normalizer_spec, "escape_whitespaces", False))
+    says(
+        r"symbol '\\n', which its own normalisation changes",
+        lambda model: [setattr(piece, "piece", "\n") for piece in model.pieces if piece.piece == "quick"],
+    )
+    says(r"no token '<\|end\|>' .* ones are '<unk>', '<s>', '</s>'\.$", lambda model: None)
 
 
 def test_files_that_are_no_vocabulary_are_refused(tmp_path):
@@ -140,6 +155,13 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path):
     for name in ("none.model", "none.txt", "none.tiktoken"):
         with pytest.raises(DataError, match=r"cannot be read \(No such file or directory\)"):
             BPE.load(tmp_path / name)
+
+
+def test_without_protobuf_one_sentence_says_what_to_install(monkeypatch):
+    sentencepiece._model_type.cache_clear()
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(ConfigError, match=r"SentencePiece need protobuf: pip install 'hpo\[tfrecord\]'\.$"):
+        BPE.load(ASSETS / "unigram.model", "</s>")
 
 
 @pytest.mark.parametrize("cased", [False, True])
