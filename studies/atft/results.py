@@ -164,7 +164,8 @@ def mean_and_error(cells: Sequence[np.ndarray], lag: int) -> tuple[float, float]
         daily, of_seeds = known.mean(axis=0), known.mean(axis=1)
         spread = of_seeds.var(ddof=1) / len(of_seeds) if len(of_seeds) > 1 else 0.0
         means.append(daily.mean())
-        variances.append((daily.mean() / newey_west_t(daily, lag)) ** 2 + spread)
+        of_days = (daily.mean() / newey_west_t(daily, lag)) ** 2 if daily.any() else 0.0  # of a row less itself
+        variances.append(of_days + spread)
     return float(np.mean(means)), float(np.sqrt(np.sum(variances)) / len(means))
 
 
