@@ -99,14 +99,23 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.width, self.dropout = hidden // heads, dropout
+        self.width, self.dropout = hidden // heads, nn.Dropout(dropout)
         self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden) for _ in range(4))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, self.width)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if self.training and self.dropout.p:
+            out = self._with_dropout(q, k, v, mask)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.o(out.transpose(1, 2).flatten(2))
+
+    def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the same with dropout by a layer, which lanes of one model draw each for itself."""
+        scores = q @ k.mT * self.width**-0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        return self.dropout(scores.softmax(-1)).to(v.dtype) @ v
 
 
 class MLP(nn.Module):

@@ -141,17 +141,18 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, heads: int, width: int, dropout: float) -> None:
         super().__init__()
-        self.width, self.dropout = width, dropout
+        self.width, self.dropout = width, nn.Dropout(dropout)
         self.q, self.k, self.v = (nn.Linear(hidden, heads * width, bias=False) for _ in range(3))
         self.o = nn.Linear(heads * width, hidden, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         projected = (self.q(x), self.k(memory), self.v(memory))
         q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in projected)
-        if mask is not None and mask.is_floating_point():
-            mask = mask.to(q.dtype)  # as autocast computes
-        dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=1.0)
+        # No kernel of PyTorch's has gradients of what is added to the scores on all devices, and for lanes.
+        scores = q @ k.mT
+        if mask is not None:
+            scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)
+        out = self.dropout(scores.softmax(-1)).to(v.dtype) @ v
         return self.o(out.transpose(1, 2).flatten(2))
 
 

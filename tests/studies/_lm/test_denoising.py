@@ -12,6 +12,7 @@ import torch
 from trainer_runs import Trial, killed_at, uninterrupted
 from typer.testing import CliRunner
 
+import hpo
 from hpo import load
 from hpo.cli.main import app
 from hpo.storage.home import Home
@@ -196,6 +197,24 @@ def test_two_ranks_have_the_losses_of_one_process(kind, tmp_path):
         assert len(alone) == 2 and alone[1]["val/loss"] < alone[0]["val/loss"]
         for ours, theirs in zip(together[name], alone, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-5), name
+
+
+@pytest.mark.whole
+@both
+def test_lanes_of_one_model_have_the_losses_of_trials_one_by_one(study, tmp_path):
+    """Dropout of the attention's weights included, and gradients of what T5 adds to the scores."""
+    pinned = {"bert": {"masks.share": 0.15, "masks.unit": "word"}, "t5": {"spans.share": 0.15, "spans.mean": 3.0}}
+    values = []
+    for lanes in (4, 1):
+        home = tmp_path / f"{lanes}"
+        settings = TINY | pinned[study] | {"model.dropout": 0.1, "train.batch_size": 32, "train.lanes": lanes}
+        options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
+        flags = ["--trials", "4", "--executor", "inline", "--sampler", "random", "--strategy", "none", "--window", "4"]
+        flags += ["--confirm", "none", "--home", str(home)]
+        result = CliRunner().invoke(app, ["run", "--study", study, *flags, *options])
+        assert result.exit_code == 0 and "one by one" not in result.output, result.output
+        values.append(hpo.open(study, home=home).trials()["value"].tolist())
+    assert values[0] == pytest.approx(values[1], rel=1e-5) and len({*values[1]}) == 4
 
 
 @pytest.mark.whole
