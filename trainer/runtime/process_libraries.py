@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from operator import attrgetter
 from typing import Any
 
+from trainer.compat.modes import without_modes
 from trainer.runtime.process_entries import Entry, attributes, pair
 
 # Torch
@@ -17,6 +18,13 @@ def _read_device(torch: Any) -> Any:
     """Returns the default device that was set; None if none was, which makes calls of torch cheapest."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return context and context.device
+
+
+def _read_generator(torch: Any) -> bytes:
+    """Returns the state of the CPU's generator, also while torch traces a model, when it takes no real tensors."""
+    generator = torch.default_generator
+    with without_modes(torch):
+        return generator.get_state().numpy().tobytes()
 
 
 def _read_autocast(torch: Any) -> dict[str, Any]:
@@ -217,7 +225,7 @@ TORCH = (
     Entry(
         "torch's random numbers",
         "torch",
-        lambda torch: torch.default_generator.get_state().numpy().tobytes(),
+        _read_generator,
         lambda torch, state: torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
         drawn=True,
     ),

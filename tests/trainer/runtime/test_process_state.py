@@ -4,7 +4,9 @@ import sys
 from types import ModuleType
 
 import pytest
+import torch
 
+from trainer.compat.fake import FakeTensorMode
 from trainer.runtime import process_state
 from trainer.runtime.process_entries import attributes
 from trainer.runtime.process_state import Snapshot
@@ -48,3 +50,14 @@ def test_any_other_error_of_a_reader_is_raised(answers):
     answers.setting = raising(ZeroDivisionError("a fault of ours"))
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         Snapshot()
+
+
+def test_an_import_while_torch_traces_is_followed(tmp_path, monkeypatch):
+    """As inductor imports its passes when it first compiles a model: real tensors are refused there."""
+    (tmp_path / "imported_while_tracing.py").write_text("import torch\ntorch.set_printoptions(precision=7)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with process_state.following(snapshot := Snapshot()), FakeTensorMode():
+        import imported_while_tracing  # pyright: ignore[reportMissingImports]
+    assert imported_while_tracing.torch is torch and snapshot.restore() == []
+    assert torch._tensor_str.PRINT_OPTS.precision == 7, "what an import sets stays"
+    torch.set_printoptions(profile="default")
