@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from studies._lm.corpus import prepare
 from studies._lm.corpus_config import TextConfig
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError
 
 
 def check_texts(data: TextConfig) -> dict[str, int]:
@@ -15,17 +15,10 @@ def check_texts(data: TextConfig) -> dict[str, int]:
     Raises DataError or ConfigError for unusable texts, or a missing tokenizer package.
     """
     if data.tokenizer_file:
-        _check_tokenizer(data)
+        from studies._lm.token_files import tokenizer_of  # it imports torch
+
+        tokenizer_of(data)
     elif data.tokenizer == "bpe" and find_spec("tokenizers") is None:
         raise ConfigError("data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'.")
     corpus = prepare(data)
     return {f"{domain}_{part}_bytes": text.bytes for domain, parts in corpus.items() for part, text in parts.items()}
-
-
-def _check_tokenizer(data: TextConfig) -> None:
-    from trainer.data.text import BPE  # it imports torch
-
-    try:
-        BPE.load(data.tokenizer_file, data.end_token, data.tiktoken_pattern)
-    except DataError as error:
-        raise DataError(f"data.tokenizer_file, data.end_token: {error}") from error

@@ -53,6 +53,17 @@ def options(settings: Mapping[str, Any]) -> list[str]:
     return [f"-o {name}={json.dumps(value) if isinstance(value, bool) else value}" for name, value in settings.items()]
 
 
+def tokenizer_settings(directory: str | Path) -> dict[str, str]:
+    """Returns the settings of `data` with which texts become tokens by the directory's tokenizer, if it has one."""
+    file, about = Path(directory) / "tokenizer.json", Path(directory) / "tokenizer_config.json"
+    if not file.is_file():
+        return {}
+    roles = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    end = roles.get("eos_token") or roles.get("sep_token")
+    ends = {"data.end_token": end["content"] if isinstance(end, dict) else end} if end else {}
+    return {"data.tokenizer": "bpe", "data.tokenizer_file": str(file), **ends}
+
+
 def tensors(directory: str | Path) -> dict[str, Tensor]:
     """Returns the tensors of a directory, by name, from one file or several."""
     from safetensors.torch import load_file

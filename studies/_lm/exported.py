@@ -39,6 +39,8 @@ def vacant(directory: str) -> Path:
     Raises DataError if it is not empty, since it may hold the model that was trained from.
     """
     path = Path(directory)
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{directory} is a file: name a new directory.")
     if path.is_dir() and any(path.iterdir()):
         raise DataError(f"{directory} is not empty, and nothing in it is overwritten: name a new directory.")
     return path

@@ -13,7 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies._lm.directory import compare, fields_of, fill, options, refuse_surplus, show, tensors, unlike, write
+from studies._lm.directory import (
+    compare,
+    fields_of,
+    fill,
+    options,
+    refuse_surplus,
+    show,
+    tensors,
+    tokenizer_settings,
+    unlike,
+    write,
+)
 from studies.bert.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -98,10 +109,11 @@ def _settings(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def flags(directory: str | Path) -> list[str]:
-    """Returns `-o` for every size, for a run that starts from the weights in a directory."""
+    """Returns `-o` for every size and the tokenizer, for a run that starts from the model in a directory."""
     model, vocab_size = read_config(directory)
     settings = _settings(model, vocab_size)
-    return options(settings | {"model.dropout": model.dropout, "model.weights": str(directory)})
+    start = {"model.dropout": model.dropout, "model.weights": str(directory)}
+    return options(settings | start | tokenizer_settings(directory))
 
 
 def load(network: nn.Module, model: ModelConfig, vocab_size: int) -> None:

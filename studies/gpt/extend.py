@@ -125,9 +125,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     if options.tokens < 1:
         parser.error(f"--tokens is {options.tokens}: give 1 or more.")
-    overrides = {"data.tokenizer": "bpe", **dict(map(parse_override, options.overrides))}
     try:
-        config = load("gpt").configure(overrides).config
+        overrides = dict(map(parse_override, options.overrides))
+        if "data.path" not in overrides:
+            raise ConfigError("the text of the new domain is not given: name it by data.path=FILE.")
+        config = load("gpt").configure({**overrides, "data.tokenizer": "bpe"}).config
         assert isinstance(config, Config)
         report = extend(options.directory, options.new, config.data, options.tokens, options.rows)
     except (UserError, ConfigError, DataError) as error:

@@ -111,10 +111,16 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _ranks_take_whole_heads(self) -> Config:
-        if self.model.num_heads % self.train.parallel.tensor:
+    def _ranks_divide(self) -> Config:
+        parallel = self.train.parallel
+        for name, ranks in (("pipeline", parallel.pipeline), ("expert", parallel.expert)):
+            if ranks > 1:
+                raise ValueError(
+                    f"train.parallel.{name}={ranks} is not for this model: divide it by train.parallel.data or tensor."
+                )
+        if self.model.num_heads % parallel.tensor:
             raise ValueError(
-                f"train.parallel.tensor={self.train.parallel.tensor} does not divide model.num_heads "
-                f"{self.model.num_heads}: a rank takes whole heads."
+                f"train.parallel.tensor={parallel.tensor} does not divide model.num_heads {self.model.num_heads}: a "
+                "rank takes whole heads."
             )
         return self

@@ -13,7 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies._lm.directory import compare, fields_of, fill, options, refuse_surplus, show, tensors, unlike, write
+from studies._lm.directory import (
+    compare,
+    fields_of,
+    fill,
+    options,
+    refuse_surplus,
+    show,
+    tensors,
+    tokenizer_settings,
+    unlike,
+    write,
+)
 from studies.t5.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -72,10 +83,11 @@ def their_name(name: str, model: ModelConfig) -> str:
 def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     """Returns (the model's sizes, the vocabulary's) of a directory. Raises DataError if it is not a T5 like ours."""
     with fields_of(directory, "a T5") as fields:
+        if fields["model_type"] != "t5":
+            raise unlike(directory, f"model_type={fields['model_type']!r}", "studies/t5/model.py", KIND)
         sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
         feed, layers, vocab_size = fields.get("feed_forward_proj", "relu"), fields["num_layers"], fields["vocab_size"]
-    wrong = [f"{name}={fields[name]!r}" for name, value in {"model_type": "t5", **PLAIN}.items()
-             if fields.get(name, value) != value]  # fmt: skip
+    wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
     if feed not in ACTIVATIONS:
         wrong.append(f"feed_forward_proj={feed!r}")
     if (others := fields.get("num_decoder_layers") or layers) != layers:
@@ -101,10 +113,11 @@ def _settings(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def flags(directory: str | Path) -> list[str]:
-    """Returns `-o` for every size, for a run that starts from the weights in a directory."""
+    """Returns `-o` for every size and the tokenizer, for a run that starts from the model in a directory."""
     model, vocab_size = read_config(directory)
     settings = _settings(model, vocab_size)
-    return options(settings | {"model.dropout": model.dropout, "model.weights": str(directory)})
+    start = {"model.dropout": model.dropout, "model.weights": str(directory)}
+    return options(settings | start | tokenizer_settings(directory))
 
 
 def load(network: nn.Module, model: ModelConfig, vocab_size: int) -> None:

@@ -13,6 +13,7 @@ from trainer.errors import DataError
 
 # White space as such, in a byte-level vocabulary, and in SentencePiece's.
 _SPACES = {*" \t\n\r\v\f", *"\u0120\u0109\u010a\u010d", "\u2581"}
+SHOWN = 5  # special tokens that an error names
 _CUT = "\ud800"  # a lone surrogate, which no text contains
 
 
@@ -68,9 +69,10 @@ class BPE:
         end = tokenizer.token_to_id(end_token)
         if end is None:
             special = [repr(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+            theirs = f"such as {', '.join(special[:SHOWN])}" if special else "though none of its tokens is special"
             raise DataError(
-                f"the tokenizer has no token {end_token!r} to end a document with; its special ones are "
-                f"{', '.join(special) or 'none'}."
+                f"the tokenizer has no token {end_token!r} to end a document with: name one of its own as end_token, "
+                f"{theirs}."
             )
         self.end: int = end
 

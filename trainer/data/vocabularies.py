@@ -43,6 +43,8 @@ def opened(path: str | Path, pattern: str = "cl100k") -> Any:
         return _from_wordpiece(library, file)
     if file.suffix == ".tiktoken":
         return _from_ranks(library, file, PATTERNS[pattern])
+    if not file.is_file():
+        raise DataError(f"{file} cannot be read (No such file or directory): give the file of a tokenizer.")
     try:
         return library.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises plain Exception

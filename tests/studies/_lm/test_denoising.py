@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from typing import Any
 
 import lm_ranks
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import hpo
 from hpo import load
 from hpo.cli.main import app
+from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from studies._lm.denoising import special_ids, vocabulary_size
 from trainer.config import ParallelConfig
@@ -147,9 +149,9 @@ def test_transformers_opens_the_model_and_its_tokenizer(study, kind, tokenizer, 
     ids = denoising.tokens.tokenizer.encode(text)
     assert opened(text + name)["input_ids"][: len(ids) + 1] == [*ids, denoising.special[0]]
     assert study == "t5" or opened.mask_token_id == denoising.special[0]
-    # And back: the directory begins a trial.
-    start = {"data__tokenizer": "bpe", "data__tokenizer_file": str(tmp_path / "tokenizer.json")}
-    begun = task(study, **start, data__vocab_size=denoising.vocab_size, model__weights=str(tmp_path))
+    # And back: the options that are shown begin a trial.
+    pretrained = import_module(f"studies.{study}.pretrained")
+    begun = task(study, **dict(map(parse_override, [flag.removeprefix("-o ") for flag in pretrained.flags(tmp_path)])))
     assert begun.special == denoising.special
     for name, weight in begun.model().state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
@@ -240,6 +242,11 @@ def test_a_study_shows_what_the_model_fills_in_and_exports_it(study, tmp_path):
     [
         ("bert", {"data__block_size": 64}, "data.block_size 64 is more than model.positions 32: raise model.positions"),
         ("bert", {"train__parallel__tensor": 3}, "train.parallel.tensor=3 does not divide model.num_heads 2"),
+        (
+            "bert",
+            {"train__parallel__pipeline": 2, "train__micro_batch_size": 8},
+            "train.parallel.pipeline=2 is not for this model: divide it by",
+        ),
         ("t5", {"train__parallel__tensor": 3}, "train.parallel.tensor=3 does not divide model.num_heads 2"),
         (
             "t5",

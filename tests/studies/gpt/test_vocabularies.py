@@ -51,5 +51,7 @@ def test_the_pattern_decides_the_tokens_of_tiktokens_ranks(tmp_path):
 
 
 def test_the_tokens_that_may_end_a_document_are_named(words):
-    with pytest.raises(DataError, match=r"data.end_token: .*vocab\.txt: .* ones are '\[PAD\]', '\[UNK\]', .*'\[SEP\]'"):
+    with pytest.raises(
+        DataError, match=r"vocab\.txt: .* name one of its own as end_token, such as '\[PAD\]', '\[UNK\]', .*'\[SEP\]'"
+    ):
         check(config_of(tokenizer_file=words))

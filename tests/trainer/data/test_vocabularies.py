@@ -135,7 +135,7 @@ def test_models_of_sentencepiece_that_cannot_be_used_are_refused(tmp_path):
         r"symbol '\\n', which its own normalisation changes",
         lambda model: [setattr(piece, "piece", "\n") for piece in model.pieces if piece.piece == "quick"],
     )
-    says(r"no token '<\|end\|>' .* ones are '<unk>', '<s>', '</s>'\.$", lambda model: None)
+    says(r"no token '<\|end\|>' .* such as '<unk>', '<s>', '</s>'\.$", lambda model: None)
 
 
 def test_files_that_are_no_vocabulary_are_refused(tmp_path):
