@@ -11,11 +11,14 @@ from typing import Any
 from hpo.declaration import behaviour, compatibility, default_densities
 from hpo.declaration.budget import Budget
 from hpo.declaration.enqueue import within
+from hpo.declaration.loading import is_another
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
+from hpo.door import option
 from hpo.driver.request import RunRequest, SearchRequest
 from hpo.driver.stored import Stored, declaration, declaration_of, read_study, with_lessons
+from hpo.errors import DriftError, UserError
 from hpo.ledger import Ledger
 from hpo.search import confirming
 from hpo.search.finishing import FINISHES
@@ -61,7 +64,15 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
         bare = source.upto(tier)
         enqueue = None if enqueue is None else within(enqueue, source.space, bare.space)
     overrides = _overrides(request.study.overrides, spec or (lower.spec if lower else None))
-    study, notices = bare.configure(overrides, enqueue), stored.notices
+    try:
+        study, notices = bare.configure(overrides, enqueue), stored.notices
+    except UserError as error:
+        if spec and is_another(spec.reference, source.reference):
+            raise DriftError(
+                f"study {spec.name!r} of this ledger is that of {spec.reference}, and {source.reference} declares "
+                f"another one: give this one a name of its own by {option('name', 'NAME')}."
+            ) from error
+        raise
     if lower and not spec:
         entry = lower.entry(study) if search.enqueue is None and search.learn_from is None else None
         study = study if entry is None else bare.configure(overrides, [entry])

@@ -80,4 +80,9 @@ class TextConfig(Frozen):
             raise ValueError(f"vocab_size={self.vocab_size} is BPE's, bytes have 257: set tokenizer=bpe, or leave it.")
         if self.tokenizer_file and self.tokenizer == "bytes":
             raise ValueError("tokenizer_file is read only with tokenizer=bpe: set that, or leave it out.")
+        if self.tiktoken_pattern != "cl100k" and not self.tokenizer_file.endswith(".tiktoken"):
+            raise ValueError(
+                f"tiktoken_pattern={self.tiktoken_pattern} is read only for a tokenizer_file that ends in .tiktoken: "
+                "leave it out."
+            )
         return self

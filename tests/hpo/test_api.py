@@ -230,6 +230,20 @@ def test_functions_of_one_name_in_two_files_are_two_studies(tmp_path):
     assert hpo.run(str(files[0].with_name("moved.py")), trials=2, **again).status().trials["complete"] == 2
 
 
+def test_options_of_a_study_of_the_same_name_are_not_blamed_on_another(tmp_path):
+    """The stored options of the first do not fit the second, whose dimensions have other names."""
+    home, files = tmp_path / "home", [tmp_path / "a" / "train.py", tmp_path / "b" / "train.py"]
+    for file, text in zip(files, (EDITED, EDITED.replace("x", "z")), strict=True):
+        file.parent.mkdir()
+        file.write_text(text.format(**AS_BEGUN))
+    again = {"home": home, "executor": "inline", "progress": False}
+    hpo.run(str(files[0]), trials=1, enqueue=[{"x": 0.5}], **again)
+    with pytest.raises(
+        DriftError, match=rf"is that of {files[0]}:train, and {files[1]}:train declares another one: give"
+    ):
+        hpo.run(str(files[1]), trials=2, **again)
+
+
 def script(tmp_path: Path, *, guard: str = GUARD, pause: float = 0.0, trials: int = 4) -> list[str]:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(guard=guard, pause=pause, trials=trials, home=str(tmp_path / "home")))
