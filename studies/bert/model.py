@@ -111,7 +111,7 @@ class Attention(nn.Module):
         return self.o(out.transpose(1, 2).flatten(2))
 
     def _with_dropout(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the same with dropout by a layer, which lanes of one model draw each for itself."""
+        """Returns the same with dropout by a layer, as models that are trained together under vmap need it."""
         scores = q @ k.mT * self.width**-0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)

@@ -148,7 +148,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
         projected = (self.q(x), self.k(memory), self.v(memory))
         q, k, v = (t.unflatten(-1, (-1, self.width)).transpose(1, 2) for t in projected)
-        # No kernel of PyTorch's has gradients of what is added to the scores on all devices, and for lanes.
+        # No kernel of PyTorch's has gradients of what is added to the scores on all devices and under vmap.
         scores = q @ k.mT
         if mask is not None:
             scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, -torch.inf)

@@ -254,7 +254,7 @@ def test_a_memory_bound_is_not_asked_for_where_workers_are_elsewhere():
             "study 'mlp' trains with PyTorch, which is not installed: pip install 'hpo[train]'.",
         ),
         (
-            "studies.gpt.check",
+            "studies._lm.check",
             "tokenizers",
             ["--study", "gpt", "-o", "data.tokenizer=bpe", "-o", "data.vocab_size=300"],
             "data.tokenizer='bpe' needs tokenizers: pip install 'hpo[text]'",

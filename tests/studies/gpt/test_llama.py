@@ -124,7 +124,7 @@ def test_an_exported_trial_is_written_with_its_tokenizer(tmp_path, transformers)
     )
     other_end = again.model_copy(update={"data": again.data.model_copy(update={"end_token": "</s>"})})
     with pytest.raises(
-        DataError, match=r"tokenizer\.json: the tokenizer has no token '</s>' .* ones are '<\|end\|>'\.$"
+        DataError, match=r"tokenizer\.json: the tokenizer has no token '</s>' .* such as '<\|end\|>'\.$"
     ):
         check(other_end)
     with pytest.raises(DataError, match=r"has 280 tokens and data.vocab_size is 270: set it to 280"):

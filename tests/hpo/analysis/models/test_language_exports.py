@@ -97,7 +97,7 @@ def test_the_loss_of_quality_is_that_of_the_file(kind, home, tmp_path, monkeypat
     ("study", "arguments", "sentence"),
     [
         ("gpt", ("--format", "ggml", "--to", "x"), "choose one of safetensors, onnx, torch, gguf, huggingface."),
-        ("mlp", ("--format", "huggingface", "--to", "x"), "MlpTask trains no causal language model: choose"),
+        ("mlp", ("--format", "huggingface", "--to", "x"), "MlpTask trains no language model: choose"),
         ("gpt", ("--format", "huggingface", "--to", "."), "--to . is not empty, and nothing in it is overwritten"),
         ("gpt", ("--quantize", "int3", "--to", "x.safetensors"), "--quantize int3 is not known: choose one of int8"),
         ("gpt", ("--quantize", "nf4", "--to", "x.onnx"), "--quantize nf4 is written as safetensors: name a file"),
