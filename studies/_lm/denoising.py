@@ -102,6 +102,11 @@ class DenoisingTask(Task):
             ]
             yield to_device({name: torch.stack([row[name] for row in noisy]) for name in noisy[0]}, device)
 
+    def samples(self, texts: Sequence[str]) -> dict[str, str]:
+        """Returns texts of the current epoch as an artifact."""
+        epoch = round(self.progress * self.config.train.num_epochs)
+        return {f"samples/epoch-{epoch:04d}.txt": "\n---\n".join(texts) + "\n"}
+
     def written(self, ids: Sequence[int], names: Mapping[int, str]) -> str:
         """Returns tokens as text; those of `names` as they say, and an end as a line's."""
         tokenizer, names = self.tokens.tokenizer, {self.tokens.tokenizer.end: "\n", **names}

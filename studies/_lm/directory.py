@@ -48,6 +48,17 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any], directory: str, 
             )
 
 
+def settings(sizes: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Returns what weights must agree in with a model of `sizes`, by its path in the configuration."""
+    agreed = {f"model.{name}": value for name, value in sizes.items() if name != "dropout"}
+    return agreed | {"data.vocab_size": vocab_size}
+
+
+def start_options(directory: str | Path, settings: Mapping[str, Any]) -> list[str]:
+    """Returns `-o NAME=VALUE` for settings, for the weights in a directory and for its tokenizer."""
+    return options({**settings, "model.weights": str(directory), **tokenizer_settings(directory)})
+
+
 def options(settings: Mapping[str, Any]) -> list[str]:
     """Returns `-o NAME=VALUE` for each setting."""
     return [f"-o {name}={json.dumps(value) if isinstance(value, bool) else value}" for name, value in settings.items()]

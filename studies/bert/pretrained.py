@@ -17,11 +17,11 @@ from studies._lm.directory import (
     compare,
     fields_of,
     fill,
-    options,
     refuse_surplus,
+    settings,
     show,
+    start_options,
     tensors,
-    tokenizer_settings,
     unlike,
     write,
 )
@@ -102,18 +102,13 @@ def check(model: ModelConfig, vocab_size: int) -> None:
 
 
 def _settings(model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Returns what weights must agree in, by its path in the configuration."""
-    sizes = model.sizes
-    del sizes["dropout"]
-    return {f"model.{name}": value for name, value in sizes.items()} | {"data.vocab_size": vocab_size}
+    return settings(model.sizes, vocab_size)
 
 
 def flags(directory: str | Path) -> list[str]:
     """Returns `-o` for every size and the tokenizer, for a run that starts from the model in a directory."""
     model, vocab_size = read_config(directory)
-    settings = _settings(model, vocab_size)
-    start = {"model.dropout": model.dropout, "model.weights": str(directory)}
-    return options(settings | start | tokenizer_settings(directory))
+    return start_options(directory, _settings(model, vocab_size) | {"model.dropout": model.dropout})
 
 
 def load(network: nn.Module, model: ModelConfig, vocab_size: int) -> None:

@@ -72,5 +72,4 @@ class BertTask(DenoisingTask):
             masked = self.written(tokens.tolist(), {mask: "_"})
             tokens[places] = logits[row, : len(places)].argmax(-1)
             written.append(f"masked:\n{masked}\nfilled:\n{self.written(tokens.tolist(), {mask: '_'})}")
-        epoch = round(self.progress * self.config.train.num_epochs)
-        return {f"samples/epoch-{epoch:04d}.txt": "\n---\n".join(written) + "\n"}
+        return self.samples(written)

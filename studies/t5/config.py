@@ -7,15 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from studies._lm.corpus_config import CorpusConfig, PositiveInt, TextConfig
-from trainer.config import (
-    CheckpointConfig,
-    ClipConfig,
-    Frozen,
-    OptimConfig,
-    Positive,
-    ScheduleConfig,
-    TrainConfig,
-)
+from studies._lm.denoising_config import check_ranks, training
+from trainer.config import Frozen, Positive, TrainConfig
 from trainer.config.fields import Beta
 
 SENTINELS = 100  # tokens that each stand for a span, as in the paper's vocabulary
@@ -77,16 +70,6 @@ class ModelConfig(Frozen):
         return self
 
 
-TRAIN = TrainConfig(
-    num_epochs=10,
-    batch_size=32,
-    optim=OptimConfig(lr=3e-3, beta1=0.9, beta2=0.98, weight_decay=0.01),
-    schedule=ScheduleConfig(name="linear", warmup_ratio=0.1),
-    clip=ClipConfig(norm=1.0),
-    checkpoint=CheckpointConfig(monitor="val/loss", mode="min"),
-)
-
-
 class Config(Frozen):
     """The whole configuration of the study. `train.batch_size` counts rows of `data.block_size` tokens.
 
@@ -97,7 +80,7 @@ class Config(Frozen):
     spans: SpanConfig = SpanConfig()
     model: ModelConfig = ModelConfig()
     samples: Annotated[int, Field(ge=0)] = 2
-    train: TrainConfig = TRAIN
+    train: TrainConfig = training(batch_size=32)
 
     @model_validator(mode="after")
     def _sentinels_are_enough(self) -> Config:
@@ -112,15 +95,5 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _ranks_divide(self) -> Config:
-        parallel = self.train.parallel
-        for name, ranks in (("pipeline", parallel.pipeline), ("expert", parallel.expert)):
-            if ranks > 1:
-                raise ValueError(
-                    f"train.parallel.{name}={ranks} is not for this model: divide it by train.parallel.data or tensor."
-                )
-        if self.model.num_heads % parallel.tensor:
-            raise ValueError(
-                f"train.parallel.tensor={parallel.tensor} does not divide model.num_heads {self.model.num_heads}: a "
-                "rank takes whole heads."
-            )
+        check_ranks(self.train.parallel, self.model.num_heads)
         return self

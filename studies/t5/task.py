@@ -81,8 +81,7 @@ class T5Task(DenoisingTask):
         for tokens, spans in zip(batch["tokens"], self._generated(model, batch), strict=True):
             text, spans = self.written(tokens.tolist(), gaps), self.written(spans.tolist(), gaps)
             written.append(f"with gaps:\n{text}\nspans:\n{spans}")
-        epoch = round(self.progress * self.config.train.num_epochs)
-        return {f"samples/epoch-{epoch:04d}.txt": "\n---\n".join(written) + "\n"}
+        return self.samples(written)
 
     def _generated(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns the likeliest next token after another, as many as there are labels [rows, out]."""
