@@ -47,7 +47,7 @@ TEXTS = st.text(st.sampled_from([*"aeht Ttdjé日🎉,.'0123</s>\n▁"]), max_si
 @pytest.mark.parametrize("name", ["unigram", "bpe", *PATTERNS])
 def test_ids_are_those_that_the_libraries_gave(name):
     """As recorded, with tables of SentencePiece's normalisation; the tests below ask the libraries themselves."""
-    pytest.importorskip("google.protobuf")
+    pytest.importorskip("google.protobuf", reason="runs with pip install -e '.[tfrecord]'")
     recorded = json.loads((ASSETS / "ids.json").read_text(encoding="utf-8"))
     file, end = (f"{name}.model", "</s>") if name in ("unigram", "bpe") else ("ranks.tiktoken", "<|endoftext|>")
     ours = BPE.load(ASSETS / file, end, name if name in PATTERNS else "cl100k")
@@ -59,7 +59,7 @@ class Oracles:
     """Models of SentencePiece by their training options, each with the library's own processor."""
 
     def __init__(self, directory: Path) -> None:
-        self.library = pytest.importorskip("sentencepiece", reason="the library that the ids are compared with")
+        self.library = pytest.importorskip("sentencepiece", reason="runs with pip install sentencepiece")
         self.directory, self.made = directory, {}
 
     def __call__(self, **options: Any) -> tuple[BPE, Any]:
@@ -117,7 +117,7 @@ def test_pieces_have_sentencepieces_ids_on_any_text(options, trained, text):
 
 
 def test_models_of_sentencepiece_that_cannot_be_used_are_refused(tmp_path):
-    pytest.importorskip("google.protobuf")
+    pytest.importorskip("google.protobuf", reason="runs with pip install -e '.[tfrecord]'")
 
     def says(sentence: str, change: Callable[[Any], None]) -> None:
         model: Any = sentencepiece._model_type()()
@@ -139,7 +139,7 @@ def test_models_of_sentencepiece_that_cannot_be_used_are_refused(tmp_path):
 
 
 def test_files_that_are_no_vocabulary_are_refused(tmp_path):
-    pytest.importorskip("google.protobuf")
+    pytest.importorskip("google.protobuf", reason="runs with pip install -e '.[tfrecord]'")
 
     def says(name: str, content: bytes, sentence: str) -> None:
         (tmp_path / name).write_bytes(content)
@@ -166,7 +166,9 @@ def test_without_protobuf_one_sentence_says_what_to_install(monkeypatch):
 
 @pytest.mark.parametrize("cased", [False, True])
 def test_words_are_divided_as_bert_divides_them(cased, tmp_path):
-    legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
+    legacy = pytest.importorskip(
+        "transformers.models.bert.tokenization_bert_legacy", reason="runs with pip install -e '.[llm]'"
+    )
     basic = legacy.BasicTokenizer(do_lower_case=not cased)
     counts = Counter(word for text in TRAINED_ON for word in basic.tokenize(text))
     pieces = {word[:2] for word in counts} | {f"##{word[i]}" for word in counts for i in range(1, len(word))}
@@ -188,9 +190,9 @@ PUBLISHED = {"gpt2": "r50k_base", "cl100k": "cl100k_base", "o200k": "o200k_base"
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_bytes_are_joined_by_rank_as_tiktoken_joins_them(pattern, monkeypatch):
     """By the patterns in tiktoken's own source. Its encodings themselves would be downloaded."""
-    tiktoken = pytest.importorskip("tiktoken", reason="the library that the ids are compared with")
+    tiktoken = pytest.importorskip("tiktoken", reason="runs with pip install tiktoken")
     made = {base64.b64decode(token): int(rank) for token, rank in map(str.split, RANKS.read_text().splitlines())}
-    source = pytest.importorskip("tiktoken_ext.openai_public")
+    source = pytest.importorskip("tiktoken_ext.openai_public", reason="runs with pip install tiktoken")
     monkeypatch.setattr(source, "load_tiktoken_bpe", lambda *_, **__: made)
     published = source.ENCODING_CONSTRUCTORS[PUBLISHED[pattern]]()["pat_str"]
     ours = BPE.load(RANKS, "<|endoftext|>", pattern)
