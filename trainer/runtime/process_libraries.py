@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from operator import attrgetter
 from typing import Any
 
 from trainer.compat.modes import without_modes
 from trainer.runtime.process_entries import Entry, attributes, pair
+
+_CONTAINERS = (list, set, dict)
 
 # Torch
 
@@ -97,23 +100,45 @@ def _write_compiled(frames: Any, before: int) -> None:
     frames.FRAME_COUNTER = before
 
 
-def _read_options(config: Any) -> dict[str, Any]:
-    """Returns the options that were set; in newer releases of torch, in the current context."""
+def _overrides(config: Any) -> dict[str, Any]:
+    """Returns the override of each option; in newer releases of torch, that of the current context."""
     values: list[Any] = [*map(attrgetter("user_override"), config._config.values())]
     if values and isinstance(values[0], ContextVar):
         values = [*map(ContextVar.get, values)]  # several hundred, in half the time of a loop
     return dict(zip(config._config, values, strict=True))
 
 
+def _read_options(config: Any) -> dict[str, Any]:
+    """Returns the options that were set.
+
+    Where the default of an option is a list, a set or a dict, torch overrides it with a copy as soon as it is read. An
+    override that equals such a default is therefore no setting.
+    """
+    unset, options = _unset(), config._config
+    return {
+        name: copy(value) if isinstance(value, _CONTAINERS) else value
+        for name, value in _overrides(config).items()
+        if value is not unset and not (isinstance(value, _CONTAINERS) and value == options[name].default)
+    }
+
+
 def _write_options(config: Any, before: Mapping[str, Any]) -> None:
-    for name, value in _read_options(config).items():
-        if value != before[name]:
+    unset, now = _unset(), _read_options(config)
+    for name in now | before:
+        value = before.get(name, unset)
+        if value != now.get(name, unset):
             option = config._config[name]
+            value = copy(value) if isinstance(value, _CONTAINERS) else value
             if isinstance(option.user_override, ContextVar):
-                option.user_override.set(before[name])
+                option.user_override.set(value)
             else:
-                option.user_override = before[name]
+                option.user_override = value
     config._is_dirty = True
+
+
+def _unset() -> object:
+    """Returns what stands in place of an override that was not set."""
+    return sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
 
 
 _SDP = ("flash", "mem_efficient", "math", "cudnn")

@@ -1,6 +1,8 @@
 """Holds what a snapshot of the process does with values that cannot be read."""
 
+import importlib
 import sys
+from contextvars import Context
 from types import ModuleType
 
 import pytest
@@ -61,3 +63,34 @@ def test_an_import_while_torch_traces_is_followed(tmp_path, monkeypatch):
     assert imported_while_tracing.torch is torch and snapshot.restore() == []
     assert torch._tensor_str.PRINT_OPTS.precision == 7, "what an import sets stays"
     torch.set_printoptions(profile="default")
+
+
+@pytest.mark.parametrize("library", ["dynamo", "inductor"])
+def test_an_option_of_the_compiler_that_was_only_read_has_not_changed(library):
+    """Torch overrides an option whose default is a container as soon as it is read."""
+    config = importlib.import_module(f"torch._{library}.config")
+
+    def read_all():
+        snapshot = Snapshot()
+        for name in names:
+            getattr(config, name)
+        return snapshot.differing(Snapshot())
+
+    names = [name for name, option in config._config.items() if isinstance(option.default, list | dict | set)]
+    assert names and Context().run(read_all) == []  # in a context of its own, in which no option was read before
+
+
+def test_an_option_of_the_compiler_that_was_set_is_unset_again():
+    config = importlib.import_module("torch._inductor.config")
+    default, snapshot = config.max_autotune, Snapshot()
+    config.max_autotune = not default
+    assert snapshot.differing(Snapshot()) == ["options of torch's inductor"]
+    assert snapshot.restore() == [] and config.max_autotune is default
+
+
+def test_an_option_of_the_compiler_that_changed_in_place_is_restored():
+    config = importlib.import_module("torch._inductor.config")
+    snapshot = Snapshot()
+    config.pre_grad_fusion_options["group_linear"] = {}
+    assert snapshot.differing(Snapshot()) == ["options of torch's inductor"]
+    assert snapshot.restore() == [] and config.pre_grad_fusion_options == {}
