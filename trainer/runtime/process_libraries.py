@@ -124,7 +124,7 @@ def _read_options(config: Any) -> dict[str, Any]:
 
 def _write_options(config: Any, before: Mapping[str, Any]) -> None:
     unset, now = _unset(), _read_options(config)
-    for name in now | before:
+    for name in {**now, **before}:
         value = before.get(name, unset)
         if value != now.get(name, unset):
             option = config._config[name]

@@ -4,6 +4,7 @@ import importlib
 import sys
 from contextvars import Context
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_an_import_while_torch_traces_is_followed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("library", ["dynamo", "inductor"])
 def test_an_option_of_the_compiler_that_was_only_read_has_not_changed(library):
     """Torch overrides an option whose default is a container as soon as it is read."""
-    config = importlib.import_module(f"torch._{library}.config")
+    config: Any = importlib.import_module(f"torch._{library}.config")
 
     def read_all():
         snapshot = Snapshot()
@@ -81,7 +82,7 @@ def test_an_option_of_the_compiler_that_was_only_read_has_not_changed(library):
 
 
 def test_an_option_of_the_compiler_that_was_set_is_unset_again():
-    config = importlib.import_module("torch._inductor.config")
+    config: Any = importlib.import_module("torch._inductor.config")
     default, snapshot = config.max_autotune, Snapshot()
     config.max_autotune = not default
     assert snapshot.differing(Snapshot()) == ["options of torch's inductor"]
@@ -89,7 +90,7 @@ def test_an_option_of_the_compiler_that_was_set_is_unset_again():
 
 
 def test_an_option_of_the_compiler_that_changed_in_place_is_restored():
-    config = importlib.import_module("torch._inductor.config")
+    config: Any = importlib.import_module("torch._inductor.config")
     snapshot = Snapshot()
     config.pre_grad_fusion_options["group_linear"] = {}
     assert snapshot.differing(Snapshot()) == ["options of torch's inductor"]
