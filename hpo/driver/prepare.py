@@ -21,6 +21,7 @@ from hpo.driver.resolve import begun_declaration, check_names, configured
 from hpo.driver.stored import declaration, read_study, with_lessons
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger
+from hpo.search.confirming import folds_used
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.tracking.mlflow.client import check_trust
@@ -79,33 +80,34 @@ def _allowed(planned: RunPlan, prepared: Prepared | None) -> RunPlan:
 
 
 def _with_folds_that_fit(request: RunRequest, resolved: ResolvedStudy) -> tuple[RunRequest, str]:
-    """Returns the request, and a notice if the data is too short for the folds of the confirming phase.
+    """Returns the request, and a notice if the confirming phase cannot use the folds that the study declares.
 
-    Tries the first fold, which trains on the least. Folds that the study declares are then left out, and the phase has
-    other seeds alone. Raises UserError for folds that the request asks for.
+    The phase then has other seeds alone. Raises UserError for folds that the request asks for.
     """
-    confirm, study = resolved.confirms, resolved.study
-    if confirm is None or not confirm.by_fold:
+    confirm = resolved.confirms
+    if confirm is None or not confirm.by_fold or not (reason := _unfit_folds(resolved.study)):
         return request, ""
+    seeds = option("confirm", str(others := replace(confirm, by_fold=False)))
+    if request.search.confirm is not None:
+        raise UserError(f"{option('confirm', str(confirm))}: {reason} Or confirm under other seeds alone, by {seeds}.")
+    search = replace(request.search, confirm=str(others))
+    return replace(request, search=search), f"{seeds}: without folds, since {reason.partition(';')[0]}"
+
+
+def _unfit_folds(study: Study) -> str:
+    """Returns a sentence where no trial of the confirming phase could train on the study's folds; else an empty text.
+
+    Tries the first fold, which trains on the least.
+    """
+    if lacking := folds_used(study.shape.folds):
+        return f"{lacking}."
     fold = study.folds[0]
     try:
         study.configure(fold).check_data()
     except DataError as error:
-        seeds = str(replace(confirm, by_fold=False))
-        if request.search.confirm is not None:
-            settings = ", ".join(f"{path}={value}" for path, value in fold.items())
-            raise UserError(
-                f"{option('confirm', str(confirm))}: the fold of {settings} cannot be trained: {error} Or confirm "
-                f"under other seeds alone, by {option('confirm', seeds)}."
-            ) from error
-        search = replace(request.search, confirm=seeds)
-        return replace(request, search=search), f"{option('confirm', seeds)}: without folds, for which {_clause(error)}"
-    return request, ""
-
-
-def _clause(error: DataError) -> str:
-    """Returns an error's first clause, without its remedy, which is for those who ask for folds."""
-    return str(error).partition(";")[0]
+        settings = ", ".join(f"{path}={value}" for path, value in fold.items())
+        return f"the fold of {settings} cannot be trained: {error}"
+    return ""
 
 
 def _known(request: RunRequest) -> Ledger | None:

@@ -144,3 +144,28 @@ def test_a_study_of_one_kind_takes_no_runs_of_the_other(tmp_path, file):
     assert hpo("confirm", *flags, home=home).exit_code == 0
     error = refused(hpo("confirm", *flags, "--folds", home=home), 2)
     assert "study 'again' has trained without folds: name a new one by --name." in error
+
+
+OF_FOLDS = """
+import hpo
+from studies.mlp import STUDY as MLP
+
+STUDY = hpo.Study(
+    "folded", MLP.config, MLP.task, {"train.optim.lr": hpo.Float(1e-3, 1e-2)}, MLP.objectives, hold_out=MLP.hold_out,
+    folds=[{"data.split_seed": 1}, {"data.split_seed": 2}], confirm="2x2folds",
+)
+"""
+
+
+def test_folds_by_which_the_search_judged_confirm_nothing(tmp_path):
+    """Under train.folds each trial is validated on all days or samples that the confirming folds would be."""
+    file, home = tmp_path / "folded.py", Home(tmp_path / "home")
+    file.write_text(OF_FOLDS)
+    flags = ("--trials", "6", "--executor", "inline", "-o", "train.folds=2", "-o", "train.num_epochs=1")
+    used = "train.folds=2 judges every trial by all folds, and none is left that selected nothing"
+    error = refused(hpo("run", "--study", str(file), *flags, "--confirm", "2x2folds", home=home), 2)
+    assert f"--confirm 2x2folds: {used}. Or confirm under other seeds alone, by --confirm 2x2." in error
+    assert f"--confirm 2x2: without folds, since {used}" in run(home, file, *flags)
+    assert studies(home) == ["folded", "folded-confirm"]
+    error = refused(hpo("confirm", "--study", "folded", "--top", "2", "--seeds", "2", "--folds", home=home), 2)
+    assert f"{used}: confirm without --folds, under other seeds alone." in error
