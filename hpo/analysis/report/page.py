@@ -103,6 +103,7 @@ def _environment() -> Environment:
     )
     filters = (figure, measured, to_error, noise, short, setting, moment, confirmed, steadier, differing, unlike)
     filters += (measures, fact, totalled, attempted, sentence, lead, by_importance, in_column, polyline, first_failure)
+    filters += (capital,)
     environment.filters |= {function.__name__: function for function in filters} | {
         "duration": spelled,
         "several": counted,
@@ -189,9 +190,15 @@ def setting(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value)
 
 
+def capital(text: str) -> str:
+    """Returns a text with a capital letter, unless its first word is a name such as `loss.scale.rank_ic`."""
+    first = text.partition(" ")[0].rstrip(",:;.")
+    return text if re.search(r"\W|_", first) else text[:1].upper() + text[1:]
+
+
 def sentence(text: str) -> list[str]:
     """Returns a sentence with a capital letter, split at its backticks: every second part is code."""
-    return (text[:1].upper() + text[1:]).split("`")
+    return capital(text).split("`")
 
 
 def moment(at: float, *, seconds: bool = False) -> str:

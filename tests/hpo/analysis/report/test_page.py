@@ -239,6 +239,20 @@ def test_the_headline_is_what_other_seeds_confirm(written):
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("widen the range", "Widen the range"),
+        ("loss.scale.rank_ic = 2.9", "loss.scale.rank_ic = 2.9"),
+        ("num_heads, of which", "num_heads, of which"),
+        ("seeds: three", "Seeds: three"),
+        ("", ""),
+    ],
+)
+def test_a_sentence_begins_with_a_capital_unless_with_a_name(text, shown):
+    assert pages.capital(text) == shown
+
+
+@pytest.mark.parametrize(
     ("value", "error", "text"),
     [(0.285086, 0.0088, "0.2851"), (12.3456, 0.5, "12.35"), (1234.5, 80.0, "1234"), (0.285086, None, "0.2851")],
 )
