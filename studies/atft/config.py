@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from studies.atft.phases import ALL, PHASES, TERMS, PhaseConfig, plan
-from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, TrainConfig
+from trainer.config import CheckpointConfig, Frozen, NonNegative, OptimConfig, ScheduleConfig, TrainConfig, added
 from trainer.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -49,7 +49,11 @@ class GraphConfig(Frozen):
 
 
 class SplitConfig(Frozen):
-    """Splits walk-forward, in trading days. `fold` counts from the earliest; `test` also evaluates the last block."""
+    """Splits walk-forward, in trading days. `fold` counts from the earliest; `test` also evaluates the last block.
+
+    `train_days` limits the training days to the last ones before validation, a window that rolls with the folds (0:
+    all, a window that grows).
+    """
 
     val_days: PositiveInt = 120
     test_days: PositiveInt = 80
@@ -58,12 +62,22 @@ class SplitConfig(Frozen):
     num_folds: PositiveInt = 1
     fold: Annotated[int, Field(ge=0)] = 0
     min_train_days: PositiveInt = 100
+    train_days: Annotated[int, Field(ge=0)] = added(0)
     test: bool = False
 
     @model_validator(mode="after")
     def _fold_exists(self) -> SplitConfig:
         if self.fold >= self.num_folds:
             raise ValueError(f"fold {self.fold} does not exist among {self.num_folds}: count from 0")
+        return self
+
+    @model_validator(mode="after")
+    def _window_is_long_enough(self) -> SplitConfig:
+        if 0 < self.train_days < self.min_train_days:
+            raise ValueError(
+                f"train_days {self.train_days} is below min_train_days {self.min_train_days}: raise it, lower that, or "
+                "give 0 to train on all days"
+            )
         return self
 
 

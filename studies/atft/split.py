@@ -3,8 +3,8 @@
     | warm-up | train ........ | purge + embargo | val | purge + embargo | test | longest horizon |
 
 A target of day t reads prices up to t + horizon, so the last training target ends at most `purge` days later: before
-validation begins. Validation blocks of successive folds follow each other; training always starts at the beginning
-(Lopez de Prado, Advances in Financial Machine Learning, 2018, chapter 7).
+validation begins. Validation blocks of successive folds follow each other. Training starts at the beginning, or has
+the last `train_days` before the gap (Lopez de Prado, Advances in Financial Machine Learning, 2018, chapter 7).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def walk_forward(num_days: int, config: DataConfig) -> Split:
     if train_end - first < split.min_train_days:
         raise DataError(_too_few(num_days, num_days + split.min_train_days - (train_end - first), config))
     return Split(
-        train=np.arange(first, train_end),
+        train=np.arange(max(first, train_end - split.train_days) if split.train_days else first, train_end),
         val=np.arange(val_start, val_start + split.val_days),
         test=np.arange(test_start, test_start + split.test_days),
     )

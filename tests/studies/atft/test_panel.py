@@ -432,6 +432,22 @@ def test_targets_of_one_part_end_before_the_next_begins(folds):
         previous = split
 
 
+@pytest.mark.parametrize("fold", [0, 2])
+def test_a_rolling_window_has_the_last_days_before_the_gap(fold):
+    split = SplitConfig(num_folds=3, fold=fold, val_days=60)
+    grown = walk_forward(720, DataConfig(split=split))
+    for train_days in (100, 10_000):
+        rolling = walk_forward(720, DataConfig(split=split.model_copy(update={"train_days": train_days})))
+        np.testing.assert_array_equal(rolling.train, grown.train[-train_days:])
+        np.testing.assert_array_equal(rolling.val, grown.val)
+        np.testing.assert_array_equal(rolling.test, grown.test)
+
+
+def test_a_rolling_window_below_the_least_training_days_is_refused():
+    with pytest.raises(ValueError, match=r"train_days 50 is below min_train_days 100: raise it, lower that"):
+        SplitConfig(train_days=50)
+
+
 def test_a_purge_shorter_than_the_longest_horizon_is_refused():
     with pytest.raises(ValueError, match=r"split.purge 10 is shorter than the longest horizon 20"):
         DataConfig(split=SplitConfig(purge=10))
