@@ -198,3 +198,11 @@ def test_each_fold_of_each_preset_leaves_days_to_train_on():
             data = study.configure(fold).config.data
             days = walk_forward(data.market.num_days, data)
             assert len(days.train) >= 50 and days.val[-1] < walk_forward(data.market.num_days, study.config.data).val[0]
+
+
+def test_three_folds_train_on_no_more_days_than_one_training():
+    plain, folded = STUDY.config, STUDY.configure({"preset": "folds"}).config
+    days = plain.data.market.num_days
+    folds = [walk_forward(days, folded.in_fold(fold, folded.train.folds).data) for fold in range(folded.train.folds)]
+    assert sum(len(fold.train) for fold in folds) <= len(walk_forward(days, plain.data).train)
+    assert len({day for fold in folds for day in fold.val}) == 3 * 80
