@@ -58,7 +58,10 @@ def from_sentencepiece(library: Any, file: Path) -> Any:
     symbols = sorted((piece for piece, kind in kinds.items() if kind == USER_DEFINED), key=len, reverse=True)
     unigram = _field(model.trainer_spec, "model_type") == UNIGRAM
     tokenizer = library.Tokenizer(_unigram(library, model) if unigram else _pairs(library, model, symbols))
-    tokenizer.normalizer = _normalizer(library, model.normalizer_spec)
+    try:
+        tokenizer.normalizer = _normalizer(library, model.normalizer_spec)
+    except Exception as error:  # the library raises plain Exception
+        raise DataError(f"{file} has a table of normalisation that cannot be read: copy or train it anew.") from error
     for symbol in symbols:
         if symbol not in tokenizer.normalizer.normalize_str(f"a{symbol}a"):
             raise DataError(
@@ -85,8 +88,13 @@ def _parsed(file: Path) -> Any:
         raise DataError(f"{file} cannot be read ({error.strerror}): give the file of a tokenizer.") from error
     except DecodeError as error:
         raise DataError(f"{file} cannot be parsed as a model of SentencePiece: copy or train it anew.") from error
-    if not any(_field(piece, "type") == UNKNOWN for piece in model.pieces):
-        raise DataError(f"{file} has no piece for what is unknown, so it is not a model of SentencePiece.")
+    if not {UNKNOWN, NORMAL} <= {_field(piece, "type") for piece in model.pieces}:
+        raise DataError(
+            f"{file} has no piece for what is unknown, or none for text, so it is not a model of SentencePiece."
+        )
+    pieces = [piece.piece for piece in model.pieces]
+    if len({*pieces}) < len(pieces) or any(isinstance(piece, bytes) for piece in pieces):
+        raise DataError(f"{file} has a piece twice, or one that is not UTF-8: copy or train it anew.")
     return model
 
 

@@ -65,7 +65,7 @@ class BPE:
     def __init__(self, tokenizer: Any, end_token: str = END) -> None:
         self._tokenizer, self.end_token = tokenizer, end_token
         tokenizer.encode_special_tokens = True  # as text
-        self.vocab_size: int = tokenizer.get_vocab_size()
+        self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1  # some files leave ids out
         end = tokenizer.token_to_id(end_token)
         if end is None:
             special = [repr(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]

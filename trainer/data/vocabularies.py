@@ -106,12 +106,15 @@ def _from_ranks(library: Any, file: Path, pattern: str) -> Any:
 
     The end of a document takes the first free rank, as in GPT-2's vocabulary.
     """
-    ranks = dict(_rank(file, number, line) for number, line in enumerate(_lines(file), 1) if line)
+    lines = [_rank(file, number, line) for number, line in enumerate(_lines(file), 1) if line]
+    ranks = dict(lines)
     if lost := {bytes([byte]) for byte in range(256)} - ranks.keys():
         raise DataError(f"{file} has no rank for the byte 0x{min(lost).hex()}, and needs all 256: copy the file anew.")
     spelling = letters()
     spelled = {"".join(spelling[byte] for byte in token): rank for token, rank in ranks.items()}
     merges = merges_of(sorted(spelled, key=spelled.__getitem__), spelled)
+    if not len({*spelled.values()}) == len(spelled) == len(lines):
+        raise DataError(f"{file} has a token or a rank on two of its {len(lines)} lines: copy the file anew.")
     if max(spelled.values()) > len(spelled):
         raise DataError(
             f"{file} has {len(spelled)} tokens and ranks up to {max(spelled.values())}: give a file without gaps."
@@ -129,6 +132,8 @@ def _from_ranks(library: Any, file: Path, pattern: str) -> Any:
 def _rank(file: Path, number: int, line: str) -> tuple[bytes, int]:
     try:
         token, rank = line.split(" ")
+        if not rank.strip().isdecimal():
+            raise ValueError(rank)
         return base64.b64decode(token, validate=True), int(rank)
     except (ValueError, binascii.Error) as error:
         raise DataError(

@@ -19,7 +19,7 @@ from places import ROOT
 pytest.importorskip("tokenizers", reason="runs with pip install -e '.[text]'")
 
 from trainer.data import sentencepiece
-from trainer.data.text import BPE
+from trainer.data.text import BPE, word_begins
 from trainer.data.vocabularies import PATTERNS
 from trainer.errors import ConfigError, DataError
 
@@ -135,6 +135,9 @@ def test_models_of_sentencepiece_that_cannot_be_used_are_refused(tmp_path):
         r"symbol '\\n', which its own normalisation changes",
         lambda model: [setattr(piece, "piece", "\n") for piece in model.pieces if piece.piece == "quick"],
     )
+    says("has a piece twice, or one", lambda model: model.pieces.append(model.pieces[-1]))
+    says("or none for text", lambda model: [setattr(piece, "type", 3) for piece in model.pieces[1:]])
+    says("table of normalisation", lambda model: setattr(model.normalizer_spec, "precompiled_charsmap", b"\xff" * 4))
     says(r"no token '<\|end\|>' .* such as '<unk>', '<s>', '</s>'\.$", lambda model: None)
 
 
@@ -150,8 +153,13 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path):
     says("b.model", b"", "has no piece for what is unknown")
     says("vocab.txt", b"a\nb\n", r"has no line \[UNK\]")
     says("latin.txt", b"caf\xe9\n", "is not UTF-8")
+    damaged = (ASSETS / "bpe.model").read_bytes().replace("▁".encode(), b"\xe2\x96\xff", 1)
+    says("c.model", damaged, "has a piece twice, or one that is not UTF-8: copy or train it anew")
     says("a.tiktoken", b"YQ== 0\nYg==\n", "line 2 is not a token in base64 and its rank")
     says("b.tiktoken", b"YQ== 0\n", "has no rank for the byte 0x00, and needs all 256")
+    for number, line in enumerate((b"YQ== -1", b"YWI= 7", b"YQ== 419")):  # b"ab" has the rank of a byte, b"a" two ranks
+        sentence = "a token or a rank on two of its 420 lines" if number else "line 420 is not a token in base64"
+        says(f"{number}.tiktoken", RANKS.read_bytes().rstrip() + b"\n" + line, sentence)
     for name in ("none.model", "none.txt", "none.tiktoken"):
         with pytest.raises(DataError, match=r"cannot be read \(No such file or directory\)"):
             BPE.load(tmp_path / name)
@@ -218,3 +226,10 @@ def test_the_end_takes_the_rank_that_is_free_among_others(tmp_path):
     (tmp_path / "b.tiktoken").write_bytes(b"\n".join([*lines, beyond + b" 500"]))
     with pytest.raises(DataError, match="has 420 tokens and ranks up to 500"):
         BPE.load(tmp_path / "b.tiktoken", "<|endoftext|>")
+
+
+def test_every_id_is_below_the_size_of_a_vocabulary_that_leaves_ids_out(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[UNK]\n[SEP]\na\na\nb\n")  # as in BERT's own, the last line of a token counts
+    ours = BPE.load(tmp_path / "vocab.txt", "[SEP]")
+    assert (ours.encode("a b"), ours.vocab_size, ours.spelling(2)) == ([3, 4], 5, "")
+    assert word_begins(ours) == [True] * 5
