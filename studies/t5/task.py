@@ -12,14 +12,12 @@ from torch.nn import functional as F
 
 from studies._lm.denoising import DenoisingTask, Noise, added_names
 from studies.t5 import pretrained
-from studies.t5.config import SENTINELS, Config, SpanConfig
+from studies.t5.config import JUDGED, SENTINELS, Config
 from studies.t5.model import T5
 from trainer.data.augment import CorruptSpans
 from trainer.data.text import BPE
 from trainer.data.tokenizer_files import save_tokenizer
 from trainer.task import LanguageModel
-
-JUDGED = SpanConfig()  # the paper's spans, with which trials are validated
 
 
 class T5Task(DenoisingTask):

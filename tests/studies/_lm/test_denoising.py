@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from importlib import import_module
@@ -19,7 +20,9 @@ from hpo.cli.main import app
 from hpo.space.config import parse_override
 from hpo.storage.home import Home
 from studies._lm.denoising import special_ids, vocabulary_size
+from studies.t5.config import SpanConfig
 from trainer.config import ParallelConfig
+from trainer.data.augment import CorruptSpans
 from trainer.data.text import BPE, Bytes, word_begins
 from trainer.distributed.launch import launch
 from trainer.errors import DataError
@@ -253,11 +256,23 @@ def test_a_study_shows_what_the_model_fills_in_and_exports_it(study, tmp_path):
             {"data__block_size": 512, "spans__share": 0.5, "spans__mean": 1.0},
             "has 256 spans by spans.share 0.5 and spans.mean 1.0, and there are 100 sentinels: lower the share",
         ),
+        ("t5", {"data__block_size": 2010}, "tokens has 101 spans by spans.share 0.15 and spans.mean 3.0, and there"),
+        (
+            "t5",
+            {"data__block_size": 2048, "spans__share": 0.1},
+            "has 102 spans by spans.share 0.15 and spans.mean 3.0, and there are 100 sentinels: trials are validated",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_one_sentence(study, overrides, sentence):
     with pytest.raises(Exception, match=sentence.replace(".", r"\.")):
         task(study, **overrides)
+
+
+def test_the_spans_of_a_row_are_counted_as_they_are_drawn():
+    for length, share, mean in itertools.product(range(8, 700, 3), (0.1, 0.15, 0.333, 0.5), (1.0, 1.5, 3.0, 8.0)):
+        drawn = CorruptSpans(torch.arange(1), 0, share, mean).spans(length)
+        assert SpanConfig(share=share, mean=mean).count(length) == drawn
 
 
 @both
