@@ -86,15 +86,21 @@ class DenoisingTask(Task):
                 loss = cross_entropy(logits, labels)
                 nats, count = nats + float(loss.sum), count + float(loss.count)
                 right += float((logits.argmax(-1) == labels).sum())
+            if not count:
+                raise DataError(
+                    f"no word of the {part} part of the target domain is short enough to be predicted in a row of "
+                    f"data.block_size={self.data.block_size} tokens: raise it, or give text with spaces between words."
+                )
             loss = nats / count
             metrics |= {f"{part}/loss": loss, f"{part}/perplexity": math.exp(min(loss, 700.0))}
             metrics[f"{part}/accuracy"] = right / count
         return metrics
 
-    def noisy(self, model: nn.Module, part: str) -> Iterator[dict[str, Tensor]]:
-        """Yields batches of all rows of a part of the target domain, on the model's device."""
+    def noisy(self, model: nn.Module, part: str, size: int | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yields all rows of a part of the target domain on the model's device, in batches of `size`; None: as many as
+        in training."""
         rows, device, train = self._rows("target", part), next(model.parameters()).device, self.config.train
-        size = 1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size
+        size = size or (1 if train.micro_batch_size == "auto" else train.micro_batch_size or train.batch_size)
         for numbers in torch.arange(len(rows)).split(size):
             noisy = [
                 self.validating_noise(rows[row], torch.Generator().manual_seed(derive(0, part, row)))

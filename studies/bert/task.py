@@ -65,9 +65,9 @@ class BertTask(DenoisingTask):
         if not self.config.samples:
             return {}
         [mask], written = self.special, []
-        batch = next(self.noisy(model, "val"))
+        batch = next(self.noisy(model, "val", self.config.samples))
         logits, _ = self.restored(model, batch)
-        for row in range(min(self.config.samples, len(logits))):
+        for row in range(len(logits)):
             tokens, places = batch["tokens"][row].clone(), batch["places"][row][batch["labels"][row] >= 0]
             masked = self.written(tokens.tolist(), {mask: "_"})
             tokens[places] = logits[row, : len(places)].argmax(-1)

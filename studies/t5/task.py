@@ -74,7 +74,7 @@ class T5Task(DenoisingTask):
         """Returns the first validation rows with their gaps, and as the model fills them: `samples/epoch-N.txt`."""
         if not self.config.samples:
             return {}
-        batch = {name: rows[: self.config.samples] for name, rows in next(self.noisy(model, "val")).items()}
+        batch = next(self.noisy(model, "val", self.config.samples))
         gaps, written = {number: f"<{gap}>" for gap, number in enumerate(self.special)}, []
         for tokens, spans in zip(batch["tokens"], self._generated(model, batch), strict=True):
             text, spans = self.written(tokens.tolist(), gaps), self.written(spans.tolist(), gaps)

@@ -276,6 +276,21 @@ def test_the_spans_of_a_row_are_counted_as_they_are_drawn():
 
 
 @both
+def test_as_many_rows_are_shown_as_are_asked_for(study):
+    denoising = task(study, samples=5, train__micro_batch_size=1)
+    [text] = denoising.artifacts(denoising.model().eval()).values()
+    assert text.count("masked:" if study == "bert" else "with gaps:") == 5
+
+
+@torch.no_grad()
+def test_text_whose_words_do_not_fit_the_share_is_one_sentence(tmp_path):
+    (tmp_path / "text.txt").write_text("中文没有空格" * 300)
+    denoising = task("bert", data__path=str(tmp_path / "text.txt"))
+    with pytest.raises(DataError, match=r"^no word of the val part .* a row of data\.block_size=32 tokens: raise it"):
+        denoising.evaluate(denoising.model().eval())
+
+
+@both
 def test_too_little_text_is_one_sentence(study, tmp_path):
     file = tmp_path / "text.txt"
     file.write_text("the cat sat " * 60)
