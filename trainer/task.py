@@ -60,7 +60,7 @@ class LanguageModel:
     `save` writes it into an empty directory as Hugging Face stores it: config.json, *.safetensors and the files of its
     tokenizer, if it has some. `logits` computes [batch, length, vocab_size] of tokens [batch, length], which an encoder
     and its decoder ("seq2seq") read both. `tolerance` is the share of the largest logit by which those of the saved
-    model may differ.
+    model may differ, on random tokens of `length`.
     """
 
     save: Callable[[Path], None]
@@ -68,6 +68,7 @@ class LanguageModel:
     vocab_size: int
     tolerance: float = 1e-3
     kind: Literal["causal", "masked", "seq2seq"] = "causal"
+    length: int = 32
 
 
 def method(task: Any, name: str) -> str:

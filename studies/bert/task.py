@@ -58,7 +58,7 @@ class BertTask(DenoisingTask):
             pretrained.save(model.state_dict(), self.config.model, self.vocab_size, directory, tokenizer.end)
             save_tokenizer(tokenizer, directory, added=added_names(tokenizer, self.names), roles={"mask_token": MASK})
 
-        return LanguageModel(save, model, self.vocab_size, kind="masked")
+        return LanguageModel(save, model, self.vocab_size, kind="masked", length=min(self.config.model.positions, 32))
 
     def artifacts(self, model: nn.Module) -> dict[str, str]:
         """Returns the first validation rows with their masks, and as the model fills them: `samples/epoch-N.txt`."""

@@ -21,7 +21,7 @@ from trainer.model.exported import Exported, compared
 from trainer.runtime.quiet_imports import quiet_torchao
 from trainer.task import LanguageModel, Task
 
-ROWS, LENGTH = 4, 32  # of the random tokens whose logits are compared
+ROWS = 4  # of the random tokens whose logits are compared
 ABOUT = "hpo.json"  # the file with the trial and its configuration
 OPENED = {  # kind of model -> transformers' class that opens it, and its arguments that are tokens
     "causal": ("AutoModelForCausalLM", ["input_ids"]),
@@ -48,7 +48,7 @@ def export_language_model(task: Task, model: nn.Module, format: str, path: Path,
             f"--format gguf is for causal language models, and that of {type(task).__name__} is {described.kind}: "
             "choose huggingface, safetensors, onnx or torch."
         )
-    tokens = torch.randint(described.vocab_size, (ROWS, LENGTH), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(described.vocab_size, (ROWS, described.length), generator=torch.Generator().manual_seed(0))
     with torch.no_grad(), _without_bars():
         expected = described.logits(tokens).float()
         difference, note = WRITERS[format](described, tokens, expected, path, about)

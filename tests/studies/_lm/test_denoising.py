@@ -26,6 +26,7 @@ from trainer.data.augment import CorruptSpans
 from trainer.data.text import BPE, Bytes, word_begins
 from trainer.distributed.launch import launch
 from trainer.errors import DataError
+from trainer.model.language_model import export_language_model
 from trainer.runtime.seeding import derive, seed_all
 
 TINY: dict[str, Any] = {
@@ -273,6 +274,13 @@ def test_the_spans_of_a_row_are_counted_as_they_are_drawn():
     for length, share, mean in itertools.product(range(8, 700, 3), (0.1, 0.15, 0.333, 0.5), (1.0, 1.5, 3.0, 8.0)):
         drawn = CorruptSpans(torch.arange(1), 0, share, mean).spans(length)
         assert SpanConfig(share=share, mean=mean).count(length) == drawn
+
+
+@torch.no_grad()
+def test_a_model_of_few_positions_is_exported(transformers, tmp_path):
+    denoising = task("bert", data__block_size=8, model__positions=8)
+    exported = export_language_model(denoising, model_of(denoising).float(), "huggingface", tmp_path / "model", {})
+    assert exported.difference < 1e-3
 
 
 @both
