@@ -45,7 +45,13 @@ def extend(directory: str, new: str, data: DataConfig, count: int, rows: Rows = 
     _, size = llama.read_config(base)
     tokenizer = opened(base / "tokenizer.json")
     tokenizer.encode_special_tokens = True  # as text
-    extension = Extension(tokenizer, base / "tokenizer.json")
+    extension, stored = Extension(tokenizer, base / "tokenizer.json"), tensors(base)
+    for name in ROWS:
+        if len(stored.get(name, stored.get(ROWS[0], ()))) != size:
+            raise DataError(
+                f"{base}: its {name} has not the {size} rows that config.json has as vocab_size: give a directory "
+                "that transformers or `hpo export` has written."
+            )
     texts = [document.decode() for document in prepare(data)["target"]["train"].documents]
     extension.choose(texts, count)
     if not extension.added:
@@ -58,7 +64,7 @@ def extend(directory: str, new: str, data: DataConfig, count: int, rows: Rows = 
     (path / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     extended = extension.tokenizer()
     extended.save(str(path / "tokenizer.json"))
-    _save_rows(tensors(base), wide, extension.added, rows, path / "model.safetensors")
+    _save_rows(stored, wide, extension.added, rows, path / "model.safetensors")
     report = _report(texts, tokenizer, extended, extension.added)
     (path / REPORT).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
@@ -127,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--tokens is {options.tokens}: give 1 or more.")
     try:
         overrides = dict(map(parse_override, options.overrides))
-        if "data.path" not in overrides:
+        if not overrides.get("data.path"):
             raise ConfigError("the text of the new domain is not given: name it by data.path=FILE.")
         config = load("gpt").configure({**overrides, "data.tokenizer": "bpe"}).config
         assert isinstance(config, Config)

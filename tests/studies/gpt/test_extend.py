@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer_runs import Trial, killed_at, uninterrupted
 
 from studies._lm.corpus import prepare
@@ -164,6 +164,25 @@ def test_the_command_says_what_it_has_added(directory, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*arguments, "--tokens", "0"])
     assert "--tokens is 0: give 1 or more." in capsys.readouterr().err
+
+
+def test_nothing_is_written_for_weights_or_texts_that_cannot_be_used(directory, capsys):
+    base, new, file = directory / "base", directory / "new", directory / "base" / "model.safetensors"
+    data, stored = config_of(directory / "base.json", 275).data, load_file(file)
+    (base / "config.json").write_text((base / "config.json").read_text().replace("275", "270"))
+    with pytest.raises(DataError, match=r"model\.embed_tokens\.weight has not the 270 rows that config\.json has"):
+        extend(str(base), str(new), data, 5)
+    (base / "config.json").write_text((base / "config.json").read_text().replace("270", "275"))
+    save_file(stored | {"lm_head.weight": stored["lm_head.weight"][:200]}, file)
+    with pytest.raises(DataError, match=r"lm_head\.weight has not the 275 rows"):
+        extend(str(base), str(new), data, 5)
+    file.unlink()
+    with pytest.raises(DataError, match=r"has no \*\.safetensors"):
+        extend(str(base), str(new), data, 5)
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(base), str(new), "--tokens", "5", "data.path="])
+    assert "the text of the new domain is not given: name it by data.path=FILE." in capsys.readouterr().err
+    assert not new.exists()
 
 
 def test_models_without_pairs_are_refused(directory):
