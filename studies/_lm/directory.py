@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError
 
 from trainer.errors import ConfigError, DataError
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def fields_of(directory: str | Path, kind: str) -> Iterator[dict[str, Any]]:
-    """Yields the fields of config.json.
+def fields_of(directory: str | Path, kind: str, name: str = "config.json") -> Iterator[dict[str, Any]]:
+    """Yields the fields of a file of JSON.
 
     Raises DataError if it cannot be read, or if the block finds that it is not the configuration of `kind`, such as
-    "a Llama", by the lack of a field.
+    "a Llama", by the lack of a field or by its value.
     """
-    file = Path(directory) / "config.json"
+    file = Path(directory) / name
     try:
         yield json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
+    except ValidationError as error:
+        reasons = "; ".join(": ".join([*map(str, at["loc"]), at["msg"]]) for at in error.errors())
+        raise DataError(f"{file} is not the configuration of {kind} ({reasons}).") from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{file} is not the configuration of {kind} ({error!r}).") from error
 
@@ -69,10 +73,12 @@ def tokenizer_settings(directory: str | Path) -> dict[str, str]:
     file, about = Path(directory) / "tokenizer.json", Path(directory) / "tokenizer_config.json"
     if not file.is_file():
         return {}
-    roles = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    end = roles.get("eos_token") or roles.get("sep_token")
-    ends = {"data.end_token": end["content"] if isinstance(end, dict) else end} if end else {}
-    return {"data.tokenizer": "bpe", "data.tokenizer_file": str(file), **ends}
+    settings = {"data.tokenizer": "bpe", "data.tokenizer_file": str(file)}
+    if about.is_file():
+        with fields_of(directory, "a tokenizer", about.name) as roles:
+            if end := roles.get("eos_token") or roles.get("sep_token"):
+                settings["data.end_token"] = end["content"] if isinstance(end, dict) else end
+    return settings
 
 
 def tensors(directory: str | Path) -> dict[str, Tensor]:

@@ -87,12 +87,12 @@ def their_name(name: str) -> str:
 def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     """Returns (the model's sizes, the vocabulary's) of a directory. Raises DataError if it is not a BERT like ours."""
     with fields_of(directory, "a BERT") as fields:
-        sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
+        sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields or ours != "norm_eps"}
         vocab_size = fields["vocab_size"]
-    for name, value in {"model_type": "bert", **PLAIN}.items():
-        if fields.get(name, value) != value:
-            raise unlike(directory, f"{name}={fields[name]!r}", "studies/bert/model.py", KIND)
-    return ModelConfig.model_validate(sizes), vocab_size
+        for name, value in {"model_type": "bert", **PLAIN}.items():
+            if fields.get(name, value) != value:
+                raise unlike(directory, f"{name}={fields[name]!r}", "studies/bert/model.py", KIND)
+        return ModelConfig.model_validate(sizes), vocab_size
 
 
 def check(model: ModelConfig, vocab_size: int) -> None:

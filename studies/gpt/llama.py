@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from studies._lm.directory import compare, fields_of, fill, options, tensors, write
+from studies._lm.directory import compare, fields_of, fill, options, tensors, unlike, write
 from studies._lm.exported import exported, vacant
 from studies.gpt.config import Config, ModelConfig
 from trainer.errors import ConfigError, DataError
@@ -64,15 +64,12 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
         sizes["rope_theta"] = rope_of(fields)["rope_theta"]
         activation = ACTIVATIONS.get(fields.get("hidden_act", "silu"))
         vocab_size, wrong = fields["vocab_size"], not_plain(fields | ({"hidden_act": "silu"} if activation else {}))
-    if wrong:
-        raise DataError(
-            f"{Path(directory) / 'config.json'} has {wrong}, which studies/gpt/model.py does not compute: give a plain "
-            "Llama."
-        )
-    sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
-    sizes.setdefault("tie", False)
-    sizes["activation"] = activation
-    return ModelConfig.model_validate(sizes), vocab_size
+        if wrong:
+            raise unlike(directory, wrong, "studies/gpt/model.py", "Llama")
+        sizes.setdefault("num_kv_heads", fields["num_attention_heads"])
+        sizes.setdefault("tie", False)
+        sizes["activation"] = activation
+        return ModelConfig.model_validate(sizes), vocab_size
 
 
 def check(config: Config) -> None:

@@ -85,18 +85,18 @@ def read_config(directory: str | Path) -> tuple[ModelConfig, int]:
     with fields_of(directory, "a T5") as fields:
         if fields["model_type"] != "t5":
             raise unlike(directory, f"model_type={fields['model_type']!r}", "studies/t5/model.py", KIND)
-        sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields}
+        sizes = {ours: fields[theirs] for ours, theirs in SIZES.items() if theirs in fields or ours != "norm_eps"}
         feed, layers, vocab_size = fields.get("feed_forward_proj", "relu"), fields["num_layers"], fields["vocab_size"]
-    wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
-    if feed not in ACTIVATIONS:
-        wrong.append(f"feed_forward_proj={feed!r}")
-    if (others := fields.get("num_decoder_layers") or layers) != layers:
-        wrong.append(f"num_layers={layers} and num_decoder_layers={others}")
-    if wrong:
-        raise unlike(directory, wrong[0], "studies/t5/model.py", KIND)
-    # Newer releases write tie_word_embeddings=true for any T5, and that it is untied as scale_decoder_outputs=false.
-    tied = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
-    return ModelConfig.model_validate(sizes | {"activation": ACTIVATIONS[feed], "tie": tied}), vocab_size
+        wrong = [f"{name}={fields[name]!r}" for name, value in PLAIN.items() if fields.get(name, value) != value]
+        if feed not in ACTIVATIONS:
+            wrong.append(f"feed_forward_proj={feed!r}")
+        if (others := fields.get("num_decoder_layers") or layers) != layers:
+            wrong.append(f"num_layers={layers} and num_decoder_layers={others}")
+        if wrong:
+            raise unlike(directory, wrong[0], "studies/t5/model.py", KIND)
+        # Newer releases write tie_word_embeddings=true for any T5, and scale_decoder_outputs=false for an untied one.
+        tied = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
+        return ModelConfig.model_validate(sizes | {"activation": ACTIVATIONS[feed], "tie": tied}), vocab_size
 
 
 def check(model: ModelConfig, vocab_size: int) -> None:

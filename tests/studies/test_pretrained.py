@@ -284,6 +284,34 @@ def test_a_directory_that_cannot_be_read_is_one_sentence(tmp_path):
         pretrained(model).load(network(model), model, VOCABULARY)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("bert", {"hidden_size": None}, "a BERT (KeyError('hidden_size'))"),
+        ("bert", {"hidden_size": "x"}, "a BERT (hidden_size: Input should be a valid integer"),
+        ("bert", {"hidden_size": 33}, "num_heads 4 do not divide hidden_size 33 into equal heads"),
+        ("relu tied", {"d_kv": None}, "a T5 (KeyError('d_kv'))"),
+        ("relu tied", {"d_model": -1}, "a T5 (hidden_size: Input should be greater than or equal to 1"),
+    ],
+)
+def test_sizes_that_are_none_or_missing_are_one_sentence(name, changes, words, tmp_path):
+    _, fields, _ = saved(MODELS[name], tmp_path)
+    changed = {key: value for key, value in (fields | changes).items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(DataError) as error:
+        pretrained(MODELS[name]).read_config(tmp_path)
+    assert words in str(error.value) and "config.json is not the configuration of a " in str(error.value)
+
+
+def test_a_damaged_configuration_of_a_tokenizer_is_one_sentence(tmp_path):
+    saved(BERT, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for text in ("{", "[]"):
+        (tmp_path / "tokenizer_config.json").write_text(text)
+        with pytest.raises(DataError, match=r"tokenizer_config\.json is not the configuration of a tokenizer"):
+            studies.bert.pretrained.flags(tmp_path)
+
+
 def test_the_command_shows_the_options(tmp_path):
     saved(BERT, tmp_path)
     command = [sys.executable, "-m", "studies.bert.pretrained"]
