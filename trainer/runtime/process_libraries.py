@@ -129,11 +129,13 @@ def _write_options(config: Any, before: Mapping[str, Any]) -> None:
         if value != now.get(name, unset):
             option = config._config[name]
             value = copy(value) if isinstance(value, _CONTAINERS) else value
-            if isinstance(option.user_override, ContextVar):
-                option.user_override.set(value)
-            else:
-                option.user_override = value
-    config._is_dirty = True
+            setattr(
+                config, name, option.default if value is unset else value
+            )  # the hash of all options is then outdated
+            if value is unset and isinstance(option.user_override, ContextVar):
+                option.user_override.set(unset)
+            elif value is unset:
+                option.user_override = unset
 
 
 def _unset() -> object:

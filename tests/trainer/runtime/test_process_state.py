@@ -89,6 +89,16 @@ def test_an_option_of_the_compiler_that_was_set_is_unset_again():
     assert snapshot.restore() == [] and config.max_autotune is default
 
 
+@pytest.mark.parametrize("name", ["max_autotune", "pre_grad_fusion_options"])
+def test_the_compilers_cache_knows_that_an_option_was_restored(name):
+    """Compiled code is looked up by a hash of all options, which torch keeps until one is set."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    before, snapshot = config.get_hash(), Snapshot()
+    setattr(config, name, True if name == "max_autotune" else {"group_linear": {}})
+    assert config.get_hash() != before
+    assert snapshot.restore() == [] and config.get_hash() == before
+
+
 def test_an_option_of_the_compiler_that_changed_in_place_is_restored():
     config: Any = importlib.import_module("torch._inductor.config")
     snapshot = Snapshot()
