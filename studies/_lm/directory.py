@@ -34,7 +34,9 @@ def fields_of(directory: str | Path, kind: str, name: str = "config.json") -> It
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): give a directory of Hugging Face's.") from error
     except ValidationError as error:
-        reasons = "; ".join(": ".join([*map(str, at["loc"]), at["msg"]]) for at in error.errors())
+        reasons = "; ".join(
+            ": ".join([*map(str, at["loc"]), at["msg"].removeprefix("Value error, ")]) for at in error.errors()
+        )
         raise DataError(f"{file} is not the configuration of {kind} ({reasons}).") from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{file} is not the configuration of {kind} ({error!r}).") from error

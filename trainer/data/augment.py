@@ -13,6 +13,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from trainer.errors import DataError
+
 Place = str | int | None
 
 
@@ -156,7 +158,7 @@ class CorruptSpans:
 
     def taken(self, length: int) -> int:
         """Returns how many of `length` tokens are taken out."""
-        return min(max(round(length * self.share), 1), length - 1)
+        return max(min(max(round(length * self.share), 1), length - 1), 0)
 
     def spans(self, length: int) -> int:
         """Returns in how many spans they are."""
@@ -165,6 +167,11 @@ class CorruptSpans:
 
     def __call__(self, sample: Tensor, generator: Generator) -> dict[str, Tensor]:
         taken, spans = self.taken(len(sample)), self.spans(len(sample))
+        if not 0 < spans <= len(self.sentinels):
+            raise DataError(
+                f"CorruptSpans: {len(sample)} tokens of a sample have {spans} spans, and there are "
+                f"{len(self.sentinels)} sentinels: give samples of two tokens or more, and a sentinel for each span."
+            )
         lengths = [_parts(count, spans, generator) for count in (len(sample) - taken, taken)]
         pieces = sample.split(torch.stack(lengths, dim=1).flatten().tolist())
         marks, end = self.sentinels[:spans].split(1), torch.tensor([self.end])

@@ -372,6 +372,14 @@ def test_taken_spans_are_those_of_t5():
         assert whole == row.tolist()
 
 
+def test_samples_without_spans_or_with_more_than_sentinels_are_refused():
+    spans, generator = CorruptSpans(torch.arange(50, 52), 49, share=0.5, mean=1.0), torch.Generator()
+    for length, count in ((0, 0), (1, 0), (6, 3)):
+        with pytest.raises(DataError, match=rf"CorruptSpans: {length} tokens of a sample have {count} spans, and .* 2"):
+            spans(torch.arange(length), generator)
+    assert spans(torch.arange(2), generator)["labels"].tolist() == [50, 1, 49]
+
+
 def test_every_division_into_spans_is_as_likely():
     """5 of 10 tokens in 3 spans: 6 divisions of those taken times 6 of the rest."""
     spans = CorruptSpans(torch.arange(50, 60), 49, share=0.5, mean=5 / 3)
