@@ -112,6 +112,8 @@ class Extension:
                 f"{where} is a {content['model']['type']} model, which has no pairs to go on with: use BPE."
             )
         self.base, self.content, self.vocabulary = tokenizer, content, content["model"]["vocab"]
+        # Special tokens that stand outside the vocabulary of pairs would be numbered anew, by ids of new tokens.
+        self.vocabulary.update((token["content"], token["id"]) for token in content["added_tokens"])
         self.start = max(tokenizer.get_vocab().values()) + 1  # id of the first new token
         self.added: list[Added] = []
 

@@ -78,6 +78,19 @@ def test_the_base_stays_the_beginning_of_the_extended_tokenizer():
     assert sum(token.saved for token in extension.added) == saved > 0
 
 
+def test_special_tokens_outside_the_pairs_keep_their_ids():
+    """As in Llama 3's and Qwen's files."""
+    base, names = base_of()._tokenizer, ["<|user|>", "<|pad|>"]
+    base.add_special_tokens(names)
+    extension = Extension(base, "base")
+    extension.choose(DOMAIN, 14)
+    extended = extension.tokenizer()
+    assert [extended.token_to_id(name) for name in names] == [base.token_to_id(name) for name in names] == [275, 276]
+    assert sorted(extended.get_vocab().values()) == [*range(277 + 14)]
+    assert extended.encode("<|user|>the cell").ids[0] == 275 and extended.decode([275]) == ""
+    assert [extended.id_to_token(token.id) for token in extension.added] == [token.token for token in extension.added]
+
+
 def test_tokens_end_when_none_saves_two():
     extension = Extension(base_of()._tokenizer, "base")
     extension.choose(["mitochondria", "xyzzy"], 100)
