@@ -116,7 +116,7 @@ def _read_options(config: Any) -> dict[str, Any]:
     """
     unset, options = _unset(), config._config
     return {
-        name: copy(value) if isinstance(value, _CONTAINERS) else value
+        name: _kept(value)
         for name, value in _overrides(config).items()
         if value is not unset and not (isinstance(value, _CONTAINERS) and value == options[name].default)
     }
@@ -128,14 +128,17 @@ def _write_options(config: Any, before: Mapping[str, Any]) -> None:
         value = before.get(name, unset)
         if value != now.get(name, unset):
             option = config._config[name]
-            value = copy(value) if isinstance(value, _CONTAINERS) else value
-            setattr(
-                config, name, option.default if value is unset else value
-            )  # the hash of all options is then outdated
+            # torch then computes the hash of all options anew, by which it finds compiled code
+            setattr(config, name, option.default if value is unset else _kept(value))
             if value is unset and isinstance(option.user_override, ContextVar):
                 option.user_override.set(unset)
             elif value is unset:
                 option.user_override = unset
+
+
+def _kept(value: Any) -> Any:
+    """Returns a value that changes of the original in place do not reach."""
+    return copy(value) if isinstance(value, _CONTAINERS) else value
 
 
 def _unset() -> object:
