@@ -1,12 +1,14 @@
 """Whether what a search of `atft` chooses holds on days that no search has seen.
 
     python bench/choice.py --home DIR [--first 100] [--markets 4] [--trials 50] [--confirm 5x3folds] [--seeds 2]
+    python bench/choice.py --home DIR --preset folds --with-default --confirm none
 
 On each market (`data.seed`) a search is run and confirmed; a home goes on from what it has. Three configurations are
 then trained anew under other seeds and judged on the test days: the default, the trial with the best value of the
 search, and the trial that `hpo best` names after the confirmation. A fourth row is that trial or, where the default
-has the better mean in the confirmation, the default. Printed are the tables of `studies.atft.results`: RankIC and, as
-agreement, the rank correlation with the known conditional mean.
+has the better mean in the confirmation, the default. A preset is of the search alone: what it chooses trains on all
+days. Printed are the tables of `studies.atft.results`: RankIC and, as agreement, the rank correlation with the known
+conditional mean.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import hpo
 from bench.machine import machine
 from hpo.search.confirming import DEFAULT_NAME
-from hpo.space.config import apply, parse_override
+from hpo.space.config import apply, as_json, flatten, parse_override
+from studies.atft import STUDY
 from studies.atft.baseline import positive
 from studies.atft.config import Config
 from studies.atft.results import DEFAULT, measured, report
@@ -42,12 +45,20 @@ def searched(options: argparse.Namespace, market: int, overrides: dict[str, Any]
         workers=options.workers,
         confirm=options.confirm,
         learn_from="none",
-        overrides={"data.seed": market, **overrides},
+        overrides={"data.seed": market, **overrides} | ({"preset": options.preset} if options.preset else {}),
+        enqueue=[default_trial()] if options.with_default else None,
         home=options.home,
         progress=False,
     )
     print(f"market {market}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return study
+
+
+def default_trial() -> dict[str, Any]:
+    """Returns the default configuration as a trial."""
+    defaults = flatten(as_json(Config()))
+    params = {path: defaults.get(path, 1.0) for path in STUDY.space.paths}  # loss.horizon_weights are 1 where not set
+    return params | {"train.optim.weight_decay": 0.01}  # AdamW's own
 
 
 def chosen(study: hpo.StudyHandle) -> dict[str, dict[str, Any]]:
@@ -72,6 +83,8 @@ def main() -> None:
     parser.add_argument("--markets", type=positive, default=4)
     parser.add_argument("--trials", type=positive, default=50)
     parser.add_argument("--confirm", default="5x3folds")
+    parser.add_argument("--preset", default="", help="of the search alone")
+    parser.add_argument("--with-default", action="store_true", help="the first trial is the default configuration")
     parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--seeds", type=positive, default=2, help="of the trainings that are judged")
     parser.add_argument("-o", dest="overrides", action="append", default=[], metavar="PATH=VALUE")
