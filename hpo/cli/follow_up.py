@@ -24,7 +24,8 @@ from hpo.cli.options import (
     TrialArgument,
     WorkersOption,
 )
-from hpo.errors import HpoError
+from hpo.door import option
+from hpo.errors import HpoError, UserError
 from hpo.terminal import print
 from hpo.text import command
 
@@ -187,7 +188,9 @@ def _derived(
     complete: bool = True,
 ) -> tuple[Ledger, SourceStudy, RunDefaults]:
     """Returns the ledger, the source study, and the options of a study derived from it, by default those of the source.
-    `complete` requires that a trial of the source is complete."""
+
+    `complete` requires that a trial of the source is complete, and that the source is not a derived study itself.
+    """
     from hpo.analysis.follow_up.derived_study import RunDefaults, found
     from hpo.storage.lookup import open_study
     from hpo.tracking.uri import tracking_uri_of
@@ -195,11 +198,10 @@ def _derived(
 
     ledger, name, study_home = open_study(home, storage, study)
     uri = tracking_uri_of(ledger, name, study_home, tracking_uri)
-    return (
-        ledger,
-        found(ledger, name, complete=complete),
-        RunDefaults(study_home, PlacementRequest(executor, workers), storage, uri),
-    )
+    source = found(ledger, name, complete=complete)
+    if complete and (first := source.spec.listed_of):
+        raise UserError(f"study {name!r} has trained trials of study {first!r} again: give {option('study', first)}.")
+    return ledger, source, RunDefaults(study_home, PlacementRequest(executor, workers), storage, uri)
 
 
 def _drive(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from hpo.declaration import preflight
+from hpo.declaration import folds, preflight
 from hpo.declaration.references import load
 from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
@@ -21,14 +21,12 @@ from hpo.driver.resolve import begun_declaration, check_names, configured
 from hpo.driver.stored import declaration, read_study, with_lessons
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger
-from hpo.search.confirming import folds_used
 from hpo.space.config import flatten
 from hpo.storage import locations
 from hpo.tracking.mlflow.client import check_trust
 from hpo.tracking.uri import check_uri
 from hpo.workers.executors.placement import Placement, elsewhere
 from hpo.workers.prepared import Prepared
-from trainer.errors import DataError
 
 
 def prepare(request: RunRequest, prepared: Prepared | None, ends: ExitStack) -> tuple[RunPlan, Ledger | None]:
@@ -85,29 +83,13 @@ def _with_folds_that_fit(request: RunRequest, resolved: ResolvedStudy) -> tuple[
     The phase then has other seeds alone. Raises UserError for folds that the request asks for.
     """
     confirm = resolved.confirms
-    if confirm is None or not confirm.by_fold or not (reason := _unfit_folds(resolved.study)):
+    if confirm is None or not confirm.by_fold or not (reason := folds.unfit(resolved.study)):
         return request, ""
     seeds = option("confirm", str(others := replace(confirm, by_fold=False)))
     if request.search.confirm is not None:
         raise UserError(f"{option('confirm', str(confirm))}: {reason} Or confirm under other seeds alone, by {seeds}.")
     search = replace(request.search, confirm=str(others))
-    return replace(request, search=search), f"{seeds}: without folds, since {reason.partition(';')[0]}"
-
-
-def _unfit_folds(study: Study) -> str:
-    """Returns a sentence where no trial of the confirming phase could train on the study's folds; else an empty text.
-
-    Tries the first fold, which trains on the least.
-    """
-    if lacking := folds_used(study.shape.folds):
-        return f"{lacking}."
-    fold = study.folds[0]
-    try:
-        study.configure(fold).check_data()
-    except DataError as error:
-        settings = ", ".join(f"{path}={value}" for path, value in fold.items())
-        return f"the fold of {settings} cannot be trained: {error}"
-    return ""
+    return replace(request, search=search), f"{seeds}: without folds, since {reason.partition(';')[0].rstrip('.')}"
 
 
 def _known(request: RunRequest) -> Ledger | None:

@@ -82,11 +82,6 @@ def folds_lacking(study: str, wanted: Confirm, folds: int) -> str:
     return f"study {study!r} declares {counted(folds, 'fold')}: ask for no more seeds than that"
 
 
-def folds_used(folds: int) -> str:
-    """Returns a sentence where trials that train so many folds have used up the folds; else an empty text."""
-    return f"train.folds={folds} judges every trial by all folds, and none is left that selected nothing" * (folds > 1)
-
-
 def parse(text: str) -> Confirm | None:
     """Returns the request in a text such as `5x3`; None for `none`. Raises UserError for another text."""
     if not is_form(text):

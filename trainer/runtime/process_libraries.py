@@ -125,8 +125,7 @@ def _read_options(config: Any) -> dict[str, Any]:
 def _write_options(config: Any, before: Mapping[str, Any]) -> None:
     unset, now = _unset(), _read_options(config)
     for name in {**now, **before}:
-        value = before.get(name, unset)
-        if value != now.get(name, unset):
+        if (value := before.get(name, unset)) != now.get(name, unset):
             option = config._config[name]
             # torch then computes the hash of all options anew, by which it finds compiled code
             setattr(config, name, option.default if value is unset else _kept(value))
@@ -137,8 +136,7 @@ def _write_options(config: Any, before: Mapping[str, Any]) -> None:
 
 
 def _kept(value: Any) -> Any:
-    """Returns a value that changes of the original in place do not reach."""
-    return copy(value) if isinstance(value, _CONTAINERS) else value
+    return copy(value) if isinstance(value, _CONTAINERS) else value  # not reached by changes of the original in place
 
 
 def _unset() -> object:

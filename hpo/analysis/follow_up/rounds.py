@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.follow_up import finish
 from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy, found, request
+from hpo.declaration.folds import unfit
 from hpo.door import option
 from hpo.driver.end_reason import time_used_up
 from hpo.errors import HpoError, UserError
@@ -33,7 +34,6 @@ from hpo.search.confirming import (
     Fits,
     Row,
     folds_lacking,
-    folds_used,
     parse,
     race,
 )
@@ -121,7 +121,7 @@ def planned(
     """Returns the next round of the race of `wanted` in study `name`. Raises HpoError where that study is another one.
 
     A study that has trained candidates under more seeds keeps to these, so that every candidate is compared alike.
-    Raises UserError where the study declares too few folds, or its trials have used them.
+    Raises UserError where the study declares too few folds, or folds that cannot confirm it.
 
     leaves  the option that leaves the phase out; empty for a command of its own
     """
@@ -134,8 +134,8 @@ def planned(
     rounds = max(wanted.seeds, before.rounds)
     if lacking := folds_lacking(of.name, replace(wanted, seeds=rounds), len(of.study.folds)):
         raise UserError(f"{lacking}.")
-    if wanted.by_fold and not leaves and (used := folds_used(of.study.shape.folds)):  # a phase keeps its rules
-        raise UserError(f"{used}: confirm without {option('folds')}, under other seeds alone.")
+    if wanted.by_fold and not (leaves or before.listed) and (reason := unfit(of.study)):
+        raise UserError(f"{reason} Confirm without {option('folds')}, under other seeds alone.")
     seeds = [*before.seeds, *_fresh(of, before.seeds, rounds)][:rounds]
     folds = of.study.folds if wanted.by_fold else repeat({})
     repeats = dict(zip(seeds, folds, strict=False))

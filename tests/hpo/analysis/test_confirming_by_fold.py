@@ -168,4 +168,35 @@ def test_folds_by_which_the_search_judged_confirm_nothing(tmp_path):
     assert f"--confirm 2x2: without folds, since {used}" in run(home, file, *flags)
     assert studies(home) == ["folded", "folded-confirm"]
     error = refused(hpo("confirm", "--study", "folded", "--top", "2", "--seeds", "2", "--folds", home=home), 2)
-    assert f"{used}: confirm without --folds, under other seeds alone." in error
+    assert f"{used}. Confirm without --folds, under other seeds alone." in error
+
+
+def test_folds_that_the_search_sets_otherwise_confirm_nothing(tmp_path, file):
+    """The search may then select by the very fold that would confirm it."""
+    home, flags = Home(tmp_path / "home"), ("-o", "fold=0")
+    both = "fold is set for the search and by the folds, which may thus have selected the trials"
+    error = refused(hpo("run", "--study", str(file), *SEARCH, *flags, "--confirm", "2x2folds", home=home), 2)
+    assert f"--confirm 2x2folds: {both}. Or confirm under other seeds alone, by --confirm 2x2." in error
+    file.write_text(STUDY.replace('strategy="none"', 'strategy="none", confirm="2x2folds"'))
+    assert f"--confirm 2x2: without folds, since {both}" in run(home, file, *flags)
+    assert studies(home) == ["folded", "folded-confirm"]
+    error = refused(hpo("confirm", "--study", "folded", "--top", "2", "--seeds", "2", "--folds", home=home), 2)
+    assert f"{both}. Confirm without --folds, under other seeds alone." in error
+
+
+def test_a_fold_that_the_configuration_refuses_confirms_nothing(tmp_path, file):
+    file.write_text("from pydantic import PositiveInt\n" + STUDY.replace("fold: int = 2", "fold: PositiveInt = 2"))
+    home = Home(tmp_path / "home")
+    error = refused(hpo("run", "--study", str(file), *SEARCH, "--confirm", "2x2folds", home=home), 2)
+    assert "--confirm 2x2folds: the fold of fold=0 cannot be trained: fold" in error and "by --confirm 2x2." in error
+    run(home, file)
+    error = refused(hpo("confirm", "--study", "folded", "--top", "2", "--seeds", "2", "--folds", home=home), 2)
+    assert "the fold of fold=0 cannot be trained" in error and studies(home) == ["folded"]
+
+
+def test_a_study_of_trials_trained_again_is_not_confirmed(tmp_path, file):
+    home = Home(tmp_path / "home")
+    run(home, file, "--confirm", "2x2")
+    for command in ("confirm", "ablate"):
+        error = refused(hpo(command, "--study", "folded-confirm", home=home), 2)
+        assert "study 'folded-confirm' has trained trials of study 'folded' again: give --study folded." in error
