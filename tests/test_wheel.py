@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -148,6 +149,7 @@ def test_with_torch_a_study_that_comes_along_trains(wheel, tmp_path):
     run = caller(linked(wheel, tmp_path, torch=True), tmp_path)
     epoch = ("--trials", "1", "--workers", "1", "-o", "train.num_epochs=1")
     ended(run("run", "--study", "mlp", *epoch), "1 of 1 trial ended (1 complete)")
+    assert json.loads(run("best", "--study", "mlp", "--json").stdout)["values"]["val/accuracy"] > 0
 
 
 @pytest.mark.slow

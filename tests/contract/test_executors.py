@@ -186,8 +186,8 @@ def test_a_study_on_postgresql_has_the_digest_of_one_on_sqlite(tmp_path, golden,
     assert digest == golden(**flags)[0]
 
 
-def refused_worker(tmp_path: Path, study: str, where: str, sentence: str) -> None:
-    """A worker that joins a new study with its home at `where` ends with this sentence, and its trial waits."""
+def refused_worker(tmp_path: Path, study: str, where: str, sentence: str) -> dict[str, int]:
+    """A worker that joins a new study with its home at `where` ends with this sentence; returns the trials by state."""
     home = Home(tmp_path / "home").create()
     ledger = Ledger(home.storage)
     resolved = declare(request_of(home, reference=study), ledger, workers=1)
@@ -199,18 +199,21 @@ def refused_worker(tmp_path: Path, study: str, where: str, sentence: str) -> Non
         worker.run_one([1])
     worker.close()
     with ledger.read() as connection:
-        assert queries.status(connection, resolved.spec.name).trials["waiting"] == 1
+        trials = queries.status(connection, resolved.spec.name).trials
     driver.release()
     ledger.close()
+    return {state: count for state, count in trials.items() if count}
 
 
 def test_a_worker_that_sees_no_checkpoints_is_refused_and_the_trial_waits(tmp_path):
-    refused_worker(tmp_path, STUDY, "elsewhere", "share that directory and name it with --home")
+    sentence = "share that directory and name it with --home"
+    assert refused_worker(tmp_path, STUDY, "elsewhere", sentence) == {"waiting": 1}
 
 
 def test_a_worker_without_torch_leaves_a_study_that_needs_it(tmp_path, monkeypatch):
     monkeypatch.setattr("hpo.declaration.preflight.find_spec", lambda name: None)
-    refused_worker(tmp_path, "mlp", "home", r"study 'mlp' trains with PyTorch, .*'hpo\[train\]'")
+    sentence = r"study 'mlp' trains with PyTorch, .*'hpo\[train\]'"
+    assert refused_worker(tmp_path, "mlp", "home", sentence) == {"waiting": 1}
 
 
 @pytest.mark.usefixtures("process")

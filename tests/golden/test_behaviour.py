@@ -16,7 +16,7 @@ def test_every_part_behaves_as_recorded(process):
     now = golden_record.computed("--behaviour")
     lines = golden_record.differences("behaviour.json", RECORDED, now["behaviour.json"])
     if lines and (platform := golden_record.platform_differences(now)):
-        pytest.skip(f"digests hold on the recorded platform; here on {platform}")
+        pytest.skip(f"runs on the recorded platform, whose digests these are; here on {platform}")
     assert not lines, "\n".join([*lines, "undo that, or raise the part's version in hpo/declaration/behaviour.py"])
 
 

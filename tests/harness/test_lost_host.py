@@ -36,7 +36,7 @@ with ledger.write() as connection:
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     if reason := missing():
-        pytest.skip(f"no network can be made: {reason}")
+        pytest.skip(f"runs where a network of namespaces can be made, as root with iproute2 and iptables: {reason}")
     with closing(Network()) as network:
         yield network
 

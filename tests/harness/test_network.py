@@ -64,7 +64,7 @@ RESOLVE = "import socket, sys; print(socket.gethostbyname(sys.argv[1]))"
 @pytest.fixture
 def network() -> Iterator[Network]:
     if reason := missing():
-        pytest.skip(f"no network can be made: {reason}")
+        pytest.skip(f"runs where a network of namespaces can be made, as root with iproute2 and iptables: {reason}")
     with closing(Network()) as network:
         yield network
     while _started:  # all of which the network has killed

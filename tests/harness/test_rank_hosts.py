@@ -27,7 +27,7 @@ BEYOND = 40  # seconds, longer than a node may be silent
 @pytest.fixture
 def network() -> Iterator[Network]:
     if reason := missing():
-        pytest.skip(f"no network can be made: {reason}")
+        pytest.skip(f"runs where a network of namespaces can be made, as root with iproute2 and iptables: {reason}")
     with closing(Network()) as network:
         yield network
 

@@ -117,6 +117,9 @@ def test_bf16_keeps_weights_gradients_and_the_optimizers_state_in_fp32(tmp_path)
     [*((name, size, False) for name in NAMES for size in (None, 3)), ("mlp", None, True), ("mlp", 3, "graphs")],
 )
 def test_a_gpu_is_waited_for_only_where_the_meter_is_read(name, micro_batch_size, compiled, tmp_path):
+    """A step that waits where it must not raises RuntimeError, by torch's debug mode "error"."""
+    modes = Counter()
+
     class Watched:
         def __init__(self, fit):
             last = (fit.state.step + 1) % fit.config.guard.max_consecutive == 0
@@ -124,6 +127,7 @@ def test_a_gpu_is_waited_for_only_where_the_meter_is_read(name, micro_batch_size
             self.mode = "default" if last or first else "error"
 
         def __enter__(self):
+            modes[self.mode] += 1
             torch.cuda.set_sync_debug_mode(self.mode)
 
         def __exit__(self, *_):
@@ -132,6 +136,7 @@ def test_a_gpu_is_waited_for_only_where_the_meter_is_read(name, micro_batch_size
     task, config = small(name, micro_batch_size=micro_batch_size, num_epochs=3, batch_size=32, compile=compiled)
     with around_each_step(Watched):
         trained(task, config, tmp_path)
+    assert modes["error"] > 0, "no step was watched"
 
 
 @pytest.mark.parametrize("loss", [1.0, torch.tensor(3.0), torch.tensor(3.0).double()])

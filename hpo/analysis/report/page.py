@@ -192,8 +192,8 @@ def setting(value: object) -> str:
 
 def capital(text: str) -> str:
     """Returns a text with a capital letter, unless its first word is a name such as `loss.scale.rank_ic`."""
-    first = text.partition(" ")[0].rstrip(",:;.")
-    return text if re.search(r"\W|_", first) else text[:1].upper() + text[1:]
+    first = text.partition(" ")[0].rstrip(".")
+    return text if re.search(r"[._/=]", first) else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> list[str]:

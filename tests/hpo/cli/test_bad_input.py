@@ -480,19 +480,18 @@ runpy.run_module("hpo", run_name="__main__")
 
 
 @pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("module", ["hpo.cli.main", "typer", "hpo.driver.run", "hpo.driver.loop", "optuna"])
-def test_ctrl_c_before_anything_has_begun_is_one_word(home, module, number=signal.SIGINT):
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [
+        *((signal.SIGINT, name) for name in ("hpo.cli.main", "typer", "hpo.driver.run", "hpo.driver.loop", "optuna")),
+        *((number, name) for number in (signal.SIGTERM, signal.SIGHUP) for name in ("typer", "hpo.driver.run")),
+    ],
+)
+def test_a_signal_before_anything_has_begun_is_one_word(home, number, module):
     """However early: while the commands themselves are loaded, or what one needs."""
     line = [sys.executable, "-c", INTERRUPTING, module, str(int(number)), "run", *FLAGS, "--sampler", "tpe"]
     ran = subprocess.run([*line, "--home", str(home.root)], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stderr) == (128 + number, "interrupted.\n")
-
-
-@pytest.mark.usefixtures("process")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("module", ["typer", "hpo.driver.run"])
-def test_sigterm_before_anything_has_begun_is_one_word(home, module, number):
-    test_ctrl_c_before_anything_has_begun_is_one_word(home, module, number)
 
 
 # A home that may be read and not written. Root may write whatever the modes say, so the file system is made read-only.

@@ -47,7 +47,9 @@ def test_a_record_by_hand_has_the_checksums_of_the_format(tmp_path):
 
 def test_records_of_tensorboards_writer_are_read(tmp_path):
     """An independent writer of the same framing, whose records hold any bytes."""
-    writer = pytest.importorskip("tensorboard.summary.writer.record_writer", reason="the extra tensorboard writes them")
+    writer = pytest.importorskip(
+        "tensorboard.summary.writer.record_writer", reason="runs with pip install -e '.[tensorboard]'"
+    )
     datas = [os.urandom(size) for size in (0, 1, 9, 1000, 70_000)]
     with open(tmp_path / "a.tfrecord", "wb") as file:
         for data in datas:

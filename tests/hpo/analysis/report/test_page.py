@@ -245,6 +245,8 @@ def test_the_headline_is_what_other_seeds_confirm(written):
         ("loss.scale.rank_ic = 2.9", "loss.scale.rank_ic = 2.9"),
         ("num_heads, of which", "num_heads, of which"),
         ("seeds: three", "Seeds: three"),
+        ("held-out days", "Held-out days"),
+        ("val/loss is noisy", "val/loss is noisy"),
         ("", ""),
     ],
 )
