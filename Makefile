@@ -86,7 +86,7 @@ train-optimized:  ## train the best configuration, never stopped early
 	$(SAY_STUDY)
 	$(HPO) best --study $(NAME) --to "$(BEST)" --force
 	name=$(NAME)-optimized-$(call sum,"$(BEST)"); \
-	$(HPO) run --study $(STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" $(HPO_ARGS) && $(LEFT)
+	$(HPO) run --study $(STUDY) --name $$name $(ONE_TRIAL) --config "$(BEST)" -o preset=none $(HPO_ARGS) && $(LEFT)
 
 ##@ Set up
 
@@ -108,15 +108,15 @@ train-integrated:  ## search, then train the best configuration
 	$(MAKE) hpo-run
 	$(MAKE) train-optimized
 
-# The search chooses on the days of fold 2, so folds 0 and 1 judge a configuration that has seen their future; the test
-# block comes after all of them and nothing is chosen on it: its test/... is the honest result.
+# The search chooses on the days of the last folds, so they judge a configuration that has seen them; the test block comes
+# after all of them and nothing is chosen on it: its test/... is the honest result.
 train-integrated-safe:  ## search, then walk-forward folds and untouched test days
 	$(HPO) run --study atft --trials $(HPO_TRIALS) $(HPO_ARGS)
 	$(HPO) best --study atft --to "$(HPO_HOME)/atft-best.yaml" --force
 	sum=$(call sum,"$(HPO_HOME)/atft-best.yaml"); \
 	for fold in 0 1 2; do \
-		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" $(HPO_ARGS) \
-			-o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \
+		$(HPO) run --study atft --name atft-fold-$$fold-$$sum $(ONE_TRIAL) --config "$(HPO_HOME)/atft-best.yaml" \
+			-o preset=none $(HPO_ARGS) -o train.folds=1 -o data.split.num_folds=3 -o data.split.fold=$$fold -o data.split.test=true || exit; \
 	done; \
 	for fold in 0 1 2; do name=atft-fold-$$fold-$$sum; $(LEFT) || exit; done
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,7 @@ from hpo.text import command
 
 if TYPE_CHECKING:
     from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy
+    from hpo.analysis.follow_up.rounds import Round
     from hpo.ledger import Ledger
     from hpo.search.confirming import Confirm
 
@@ -92,13 +93,19 @@ def confirm(
     metrics = confirming.held_out(source, hold_out)
     confirmation = name or confirmed_in(source.name, by_fold=folds)
     confirming.check_measured(ledger, source, confirmation, hold_out, driven.overrides)
-    _race(ledger, source, confirmation, Confirm(top, seeds, folds), driven, quiet=as_json)
+
+    def results() -> list[confirming.Confirmation]:
+        return confirming.confirmations(source, confirmation, metrics, repeats(ledger, confirmation, metrics))
+
+    for _ in _rounds(ledger, source, confirmation, Confirm(top, seeds, folds), driven, quiet=as_json):
+        if not confirming.is_reported(results(), hold_out):
+            break  # more rounds would not measure it either
     with notes(as_json):  # the answer of the study is another one now, and its description in MLflow
         if problem := mirror_process.send(ledger, driven.home, source.name, tracking_uri):
             print(problem)
-    results = confirming.confirmations(source, confirmation, metrics, repeats(ledger, confirmation, metrics))
-    print_json(confirming.facts(results)) if as_json else print(confirming.describe(results, hold_out))
-    confirming.check_reported(ledger, results, hold_out)
+    found = results()
+    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found, hold_out))
+    confirming.check_reported(ledger, found, hold_out)
 
 
 @app.command()
@@ -215,17 +222,19 @@ def _drive(
         drive(request(of, name, grown(ledger, name, listed), driven), None, quiet=quiet)
 
 
-def _race(ledger: Ledger, of: SourceStudy, name: str, wanted: Confirm, driven: RunDefaults, *, quiet: bool) -> None:
-    """Runs the rounds of a race in study `name`; a race that is over is opened once, so that drift is refused."""
+def _rounds(
+    ledger: Ledger, of: SourceStudy, name: str, wanted: Confirm, driven: RunDefaults, *, quiet: bool
+) -> Iterator[Round]:
+    """Runs the rounds of a race in study `name` and yields each afterwards; a race that is over is opened once, so that
+    drift is refused."""
     from hpo.analysis.follow_up.rounds import planned
     from hpo.driver.request import waiting
 
     with waiting():
-        step = planned(ledger, of, name, wanted, driven)
-        if not step.over:
-            print(step.line, file=sys.stderr)
-        drive(step.request, None, quiet=quiet)
-        while not (following := planned(ledger, of, name, wanted, driven)).over and following != step:
-            step = following
-            print(step.line, file=sys.stderr)
+        step, last = planned(ledger, of, name, wanted, driven), None
+        while step != last and not (step.over and last):
+            if not step.over:
+                print(step.line, file=sys.stderr)
             drive(step.request, None, quiet=quiet)
+            yield step
+            step, last = planned(ledger, of, name, wanted, driven), step

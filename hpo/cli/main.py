@@ -248,7 +248,7 @@ def best(
         return
     best_trial = chosen_best(front, trial)
     if path:
-        save_overrides(best_trial["overrides"], path)
+        save_overrides(best_trial["alone"], path)
         print(f"its configuration is written to {path}", file=sys.stderr)
     description = "\n".join(filter(None, [describe_best(best_trial, str(path) if path else None), removed]))
     print_json(best_trial) if as_json else print(description)

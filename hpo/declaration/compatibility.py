@@ -104,7 +104,7 @@ def whole(name: str, shape: TrialShape) -> None:
         if number != 1:
             raise UserError(
                 f"train.{parts}={number}: under {name} a trial goes on from another's checkpoint, and each of the "
-                f"{parts} trains a model of its own: omit {parts}, or choose another strategy."
+                f"{parts} trains a model of its own: set train.{parts}=1, or choose another strategy."
             )
 
 

@@ -27,6 +27,7 @@ class StudySpec(BaseModel):
     reference: str
     name: str
     overrides: dict[str, Any] = Field(default_factory=dict)
+    of_search_alone: dict[str, Any] = Field(default_factory=dict[str, Any])  # those that train no best trial alone
     sampler: str
     sampler_options: dict[str, int] = Field(default_factory=dict)
     strategy: dict[str, Any]

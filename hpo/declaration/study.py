@@ -26,6 +26,7 @@ from hpo.search.finishing import FINISHES, Finish
 from hpo.search.samplers.registry import sampler_spec
 from hpo.search.strategies.registry import make_strategy
 from hpo.space import config_check, optuna_names
+from hpo.space.assignments import NO_PRESET
 from hpo.space.config import as_json, assign, config_hash, flatten, from_json, holds, reads_as, resolve
 from hpo.space.dimension import Dimension
 from hpo.space.dimensions import Choice
@@ -62,6 +63,8 @@ class Study:
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives; those that
                  are names are shown first
     presets      name -> {path: value}, chosen by `-o preset=name`
+    search_preset  the preset of a new study whose overrides name none; the command that trains a best trial alone takes
+                 no preset
     plan         {path: values}: what `hpo plan` may change to save memory, the most valued first; of each the values in
                  your order of preference, none needing more memory than the one before
     data_paths   fields that name data files; their contents belong to the study's identity
@@ -94,6 +97,7 @@ class Study:
     constraints: tuple[Constraint, ...]
     metrics: tuple[str, ...]
     presets: Mapping[str, Mapping[str, Any]]
+    search_preset: str | None
     plan: Mapping[str, tuple[Any, ...]]
     data_paths: tuple[str, ...]
     sampler: Mapping[str, Any]
@@ -122,6 +126,7 @@ class Study:
         constraints: Sequence[Constraint] = (),
         metrics: Sequence[str] = ("train/loss", "val/*"),
         presets: Mapping[str, Mapping[str, object]] | None = None,
+        search_preset: str | None = None,
         plan: Mapping[str, Sequence[object]] | None = None,
         data_paths: Sequence[str] = (),
         sampler: str | Mapping[str, Any] = "auto",
@@ -149,6 +154,8 @@ class Study:
         _check_choices(where, finish, confirm, enqueue=enqueue, folds=folds)
         check_judged(where, objectives, constraints)
         check_read_when(where, read_when or {}, type(config))
+        if search_preset is not None and search_preset not in (presets or {}):
+            raise StudyError(f"{where}: search_preset={search_preset!r} is none of its presets.")
         if from_json(type(config), as_json(config)) != config:
             raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
         whole = space if isinstance(space, Space) else Space(dict(space))
@@ -161,6 +168,7 @@ class Study:
             constraints=tuple(constraints),
             metrics=tuple(metrics),
             presets=plain(dict(presets or {})),
+            search_preset=search_preset,
             plan={path: tuple(plain(values)) for path, values in (plan or {}).items()},
             data_paths=tuple(data_paths),
             sampler=sampler_spec(plain(sampler)),
@@ -201,16 +209,17 @@ class Study:
         """Returns the study with `overrides` applied: path -> JSON value, or text read by the field's type.
 
         `enqueue`, if given, replaces what the declaration enqueues. The key `preset` names a preset, applied before
-        everything else. Dimensions that overrides name are no longer searched. Relative paths in `data_paths` become
-        absolute. Raises SpaceError for whatever does not fit.
+        everything else, or none. Dimensions that overrides name are no longer searched. Relative paths in `data_paths`
+        become absolute. Raises SpaceError for whatever does not fit.
         """
         settings = plain(dict(overrides))
-        preset = None if (preset := settings.pop("preset", None)) in (None, "null") else str(preset)
-        if preset is not None and preset not in self.presets:
+        given = settings.pop("preset", "")
+        preset = NO_PRESET if given in (None, "null") else str(given)
+        if preset not in ("", NO_PRESET, *self.presets):
             known = f"this study has {', '.join(self.presets) or 'none'}{near(preset, self.presets) or '.'}"
             raise SpaceError(f"unknown preset {preset!r}: {known}")
-        values = flatten(self.presets[preset]) if preset is not None else {}
-        values |= flatten(settings)
+        keeps = preset in self.presets or (preset and self.search_preset)
+        values = flatten(self.presets.get(preset, {})) | flatten(settings)
         config_type = type(self.config)
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
         for path in (*self.data_paths, RESUME_FROM):
@@ -227,11 +236,30 @@ class Study:
             space=bound,
             objectives=self._judged(config),
             enqueue=fitting(entries, self.space, bound, flatten(as_json(config))) if entries else (),
-            overrides={**({} if preset is None else {"preset": preset}), **values},
+            overrides={**({"preset": preset} if keeps else {}), **values},
             pinned=[path for path in self.space.paths if path in values],
         )
         list(study.tried())
         return study
+
+    def new_overrides(self, overrides: Mapping[str, object]) -> dict[str, object]:
+        """Returns the overrides of a new study: `overrides` under `search_preset` if they name no preset."""
+        return {**({"preset": self.search_preset} if self.search_preset else {}), **overrides}
+
+    def as_new(self, overrides: Mapping[str, object]) -> Study:
+        """Returns the study as a new run with `overrides` configures it. Raises SpaceError as `configure` does."""
+        return self.configure(self.new_overrides(overrides))
+
+    def of_search_alone(self) -> dict[str, Any]:
+        """Returns the overrides that `search_preset` has set and that no other value replaces; empty under another
+        preset."""
+        preset = self.overrides.get("preset")
+        if not self.search_preset or preset != self.search_preset:
+            return {}
+        values = {
+            path: resolve(type(self.config), path, value) for path, value in flatten(self.presets[preset]).items()
+        }
+        return {"preset": preset} | {path: value for path, value in values.items() if self.overrides[path] == value}
 
     def _judged(self, config: BaseModel) -> tuple[Objective, ...]:
         """Returns the objectives; with folds or seeds, of the means in the last reports."""

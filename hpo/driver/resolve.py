@@ -16,7 +16,7 @@ from hpo.declaration.resolved import ResolvedStudy
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.door import option
-from hpo.driver.request import RunRequest, SearchRequest
+from hpo.driver.request import RunRequest, SearchRequest, StudyRequest
 from hpo.driver.stored import Stored, declaration, declaration_of, read_study, with_lessons
 from hpo.errors import DriftError, UserError
 from hpo.ledger import Ledger
@@ -63,7 +63,7 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
     if tier is not None:
         bare = source.upto(tier)
         enqueue = None if enqueue is None else within(enqueue, source.space, bare.space)
-    overrides = _overrides(request.study.overrides, spec or (lower.spec if lower else None))
+    overrides = _overrides(request.study, source, spec or (lower.spec if lower else None))
     try:
         study, notices = bare.configure(overrides, enqueue), stored.notices
     except UserError as error:
@@ -186,6 +186,7 @@ def _declared_values(study: Study) -> dict[str, Any]:
     return {
         "reference": study.reference,
         "overrides": dict(study.overrides),
+        "of_search_alone": study.of_search_alone(),
         "metrics": list(study.metrics),
         "read_when": dict(study.read_when),
         "objectives": [objective.to_json() for objective in study.objectives],
@@ -232,10 +233,15 @@ def _sampler(search: SearchRequest, begun: StudySpec | None, study: Study, made:
     return _sampling(sampler_spec(_specified(search.sampler, begun.sampling() if begun else {}, study.sampler)))
 
 
-def _overrides(requested: Mapping[str, Any], stored: StudySpec | None) -> dict[str, Any]:
-    """Returns the requested overrides merged over the stored ones; a requested preset replaces all stored ones."""
-    overrides = flatten(requested)
-    return overrides if stored is None or "preset" in overrides else {**stored.overrides, **overrides}
+def _overrides(requested: StudyRequest, source: Study, stored: StudySpec | None) -> dict[str, Any]:
+    """Returns the requested overrides merged over the stored ones; a requested preset replaces all stored ones.
+
+    A new search has those of the declared preset; a list's are complete.
+    """
+    overrides = flatten(requested.overrides)
+    if stored is None:
+        return overrides if requested.listed else source.new_overrides(overrides)
+    return overrides if "preset" in overrides else {**stored.overrides, **overrides}
 
 
 def _sampling(spec: Mapping[str, object]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from hpo.errors import UserError
 from hpo.space.config import Raw, flatten, load_yaml, parse_override
 from hpo.space.values import is_number, plain
 
+NO_PRESET = "none"  # in place of a preset's name
+
 
 def assignments(typed: Sequence[str] | None) -> dict[str, Any]:
     """Returns the values of `path=value` texts, by path; the last value of a path counts.

@@ -37,18 +37,24 @@ STUDY = Study(
     objectives=[Objective("val/rank_ic_5d", "maximize", select="best")],
     metrics=("val/oracle_ratio_5d", "train/*", "val/loss", "val/suspected_leaks", "val/*_[0-9]*d", "test/*"),
     presets={
+        # Three blocks of 80 days judge a trial, which trains on the 290 days before each: on a third of all days.
+        "folds": {"train.folds": 3, "data.split.val_days": 80, "data.split.train_days": 290},
         "small": {
             "data.market.num_days": 460,
             "data.market.num_stocks": 24,
-            "data.split.val_days": 60,
+            "data.split.val_days": 30,
             "data.split.test_days": 40,
+            "data.split.train_days": 120,
+            "train.folds": 3,
         },
         "full": {
             "data.market.num_days": 1500,
             "data.market.num_stocks": 300,
             "data.max_stocks": 0,
-            "data.split.val_days": 250,
+            "data.split.val_days": 125,
             "data.split.test_days": 150,
+            "data.split.train_days": 320,
+            "train.folds": 3,
             "model.hidden_size": 256,
             "model.num_heads": 8,
             "model.num_layers": 3,
@@ -58,8 +64,6 @@ STUDY = Study(
             "train.early_stopping.patience": 8,
         },
         "phases": {"loss.phase": "schedule", "train.num_epochs": 8},
-        # Three blocks of 80 days judge a trial, which trains on the 290 days before each: on a third of all days.
-        "folds": {"train.folds": 3, "data.split.val_days": 80, "data.split.train_days": 290},
         "plateau": {
             "train.num_epochs": 20,
             "train.schedule.name": "plateau",
@@ -71,11 +75,15 @@ STUDY = Study(
             "train.early_stopping.patience": 6,
         },
     },
+    search_preset="folds",
     data_paths=("data.path",),
     hold_out={"data.split.test": True},
-    # A trial is selected by the last block of validation days; the three blocks before it select nothing. The first
-    # of them leaves the preset `small` 50 days to train on.
-    folds=[{"data.split.num_folds": 4, "data.split.fold": fold, "data.split.min_train_days": 50} for fold in range(3)],
+    # The last three blocks of validation days select a trial, or the last one does without a preset. The first three of
+    # six select nothing, and have all days before them to train on.
+    folds=[
+        {"train.folds": 1, "data.split.num_folds": 6, "data.split.fold": fold, "data.split.train_days": 0}
+        for fold in range(3)
+    ],
     confirm="5x3folds",
     read_when=READ_WHEN,
     sampler="tpe",

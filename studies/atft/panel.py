@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         overrides = dict(map(parse_override, options.overrides))
-        config = load("atft").configure({"data.path": options.path, **overrides}).config
+        config = load("atft").as_new({"data.path": options.path, **overrides}).config
         assert isinstance(config, Config)
         print(json.dumps(check(config), indent=2))
     except (UserError, DataError) as error:

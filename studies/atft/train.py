@@ -5,4 +5,6 @@ from dataclasses import replace
 from hpo.space.space import Space
 from studies.atft import STUDY as SEARCH
 
-STUDY = replace(SEARCH, name="atft-train", space=Space({}), sampler="random", strategy={"name": "none"})
+STUDY = replace(
+    SEARCH, name="atft-train", space=Space({}), search_preset=None, sampler="random", strategy={"name": "none"}
+)

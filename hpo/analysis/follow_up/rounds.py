@@ -42,6 +42,7 @@ from hpo.space.trial_state import TERMINAL_STATES
 from hpo.text import command, counted
 
 if TYPE_CHECKING:
+    from hpo.declaration.study import Study
     from hpo.driver.request import RunRequest
     from hpo.ledger.rows import Connection
 
@@ -221,13 +222,20 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     left = share if study.max_epochs is None else min(share, study.max_epochs - trained)
     candidates = _candidates(of, wanted.trials)
     longest = max((row.epoch for row in rows if row.state == "complete"), default=1)
-    each = max(_epochs(trial["config"], longest) for trial in of.best(wanted.trials))
+    fold = of.study.folds[0] if wanted.by_fold else {}
+    each = max(_epochs(of.study, {**trial["config"], **fold}, longest) for trial in of.best(wanted.trials))
     spent = sum(entry["label"] not in candidates for entry in before.listed)
     affordable = wanted.within(int(left / each) - spent)
     shown = option("confirm", str(wanted))
     if affordable is None:
-        short = f"{left} epochs are left of a third of all" if left == share else f"{max(left, 0)} epochs are left"
-        return None, f"{shown}: {short}, and two configurations need {2 * int(each)}: search for longer."
+        needed = int((2 + spent) * each)
+        if left < share and study.max_epochs is not None:
+            short = f"{max(left, 0)} epochs are left"
+            fix = f"give {option('epochs', study.max_epochs + needed - left)}"
+        else:
+            short = f"{left} epochs are left of a third of all"
+            fix = f"search for {counted((SHARE - 1) * needed - trained, 'epoch')} more"
+        return None, f"{shown}: {short}, and two configurations need {2 * int(each)}: {fix}."
     if affordable == wanted:
         there = len(of.ranked)
         few = f"{shown}: the study has only {counted(there, 'complete trial')}" if there < wanted.trials else ""
@@ -235,11 +243,15 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     return affordable, f"{shown} would take more than a third of all epochs: {option('confirm', affordable)} instead"
 
 
-def _epochs(config: Mapping[str, object], longest: int) -> float:
-    """Returns the epochs that a training counts as; where they are not declared, those of the longest trial."""
+def _epochs(study: Study, config: Mapping[str, object], longest: int) -> float:
+    """Returns the epochs that a training counts as in a study whose longest trial has trained so many.
+
+    Where the trials of the search train several times, each time is an epoch of theirs, and so is a training here.
+    """
     prefix = "train."
     train = {path.removeprefix(prefix): value for path, value in config.items() if path.startswith(prefix)}
-    epochs = TrialShape(train).epochs
+    shape = TrialShape(train)
+    epochs = shape.parts if study.shape.parts > 1 else shape.epochs
     return max(epochs if epochs < math.inf else longest, 1)
 
 

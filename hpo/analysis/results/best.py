@@ -22,7 +22,9 @@ from hpo.ledger import answer, queries
 from hpo.ledger.answer import OtherSeeds
 from hpo.ledger.finished import Finished
 from hpo.ledger.rows import StudyRow
+from hpo.ledger.stored_spec import StoredSpec
 from hpo.search.confirming import DEFAULT_NAME
+from hpo.space.assignments import NO_PRESET
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
 from hpo.storage.home import Home
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 def best_trials(connection: Connection, home: Home, name: str, most: int | None = None) -> list[dict[str, Any]]:
     """Returns the best complete trial, or at most `most` of the Pareto front.
 
-    Each has its number, values, params, the path of its checkpoint, and the overrides that train it.
+    Each has its number, values, params, the path of its checkpoint, its overrides, and as `alone` those that train it
+    after the search.
     """
     study = queries.study_row(connection, name)
     bests = answer.bests(connection, study)[:most]
@@ -59,7 +62,7 @@ def none_complete(name: str) -> HpoError:
 
 def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answer.Best) -> dict[str, Any]:
     name, judged = study.name, study.spec.objectives
-    overrides = study.spec.overrides | found.params
+    overrides, alone = ({**given, **found.params} for given in (study.spec.overrides, _alone(study.spec)))
     source, number = (found.finished and found.finished.trained_in) or (name, found.number)
     trial = detail(connection, home, source, number)
     checkpoint = kept_checkpoint(trial)
@@ -86,8 +89,15 @@ def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answ
         "metrics": str(metrics) if metrics.is_file() else None,
         "missing_checkpoint": checkpoint["path"] if checkpoint and not is_there else None,
         "overrides": overrides,
+        "alone": alone,
         "unread": preflight.unread(overrides, flatten(trial["config"]), study.spec.read_when),
     }
+
+
+def _alone(spec: StoredSpec) -> dict[str, Any]:
+    """Returns the overrides that train a trial alone, under no preset if that of the search is left out."""
+    left_out = {**spec.of_search_alone, **({"preset": NO_PRESET} if spec.overrides.get("preset") == NO_PRESET else {})}
+    return {path: value for path, value in spec.overrides.items() if path not in left_out}
 
 
 def _beside(study: StudyRow, judged: Mapping[str, Any] | None) -> dict[str, float]:
@@ -223,7 +233,14 @@ def expectation(best: Mapping[str, Any]) -> list[str]:
 def train_line(best: Mapping[str, object], saved: str | None = None) -> str:
     """Returns the line with the command that trains the best trial."""
     step = "search on from it" if imported(best) else "train it"
+    if (preset := left_out(best)) and preset != NO_PRESET:
+        step += f" without the preset {preset} of the search"
     return f"{step}: {train_command(best, saved)}"
+
+
+def left_out(best: Mapping[str, Any]) -> str:
+    """Returns the search's preset, or `none`, if what trains the trial alone has no preset in its place; else empty."""
+    return "" if "preset" in best["alone"] else best["overrides"].get("preset", "")
 
 
 def imported(best: Mapping[str, Any]) -> bool:
@@ -242,8 +259,10 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
     if best["unread"] and not saved:
         saving = command(f"best --study {best['study']} --trial {best['number']} --to {name}.yaml") + " && "
         saved = f"{name}.yaml"
-    options = " ".join(f"-o {shlex.quote(text)}" for text in overrides_of(best["overrides"]))
-    options = f"--config {shlex.quote(saved)}" if saved else options
+    settings = [] if saved else overrides_of(best["alone"])
+    settings = [f"preset={NO_PRESET}", *settings] if left_out(best) else settings
+    options = " ".join(f"-o {shlex.quote(text)}" for text in settings)
+    options = " ".join(filter(None, [f"--config {shlex.quote(saved)}" if saved else "", options]))
     return saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
 
 

@@ -123,6 +123,20 @@ def after(connection: Connection, status: Status, home: Home) -> Iterator[str]:
         )
         again = resumed_by(connection, status.study, study.spec.listed_of)
         yield from aligned(next_commands(status.study, failed, resumes, saves, again))
+    else:
+        yield from aligned(_phases_left(connection, status.study))
+
+
+def _phases_left(connection: Connection, study: str) -> dict[str, str]:
+    """Returns command -> its effect, for the phases after a complete search that were interrupted."""
+    left = [
+        phase
+        for phase, source in queries.derived(connection).items()
+        if source == study
+        and queries.status(connection, phase).state == "interrupted"
+        and resumed_by(connection, phase, source) == study
+    ]
+    return {command(f"resume --study {study}"): f"goes on with study {left[0]}, which was interrupted"} if left else {}
 
 
 def why_ended(connection: Connection, study: StudyRow, status: Status) -> str:

@@ -14,7 +14,7 @@ def batch_find(reference: str, overrides: Mapping[str, object], steps: int) -> B
     """Trains `steps` windows of the study's configuration under `overrides`, and measures the gradients' noise."""
     from trainer.diagnose.batch_size import find_batch_size
 
-    study = load(reference).configure(overrides)
+    study = load(reference).as_new(overrides)
     config = for_one_process(study.config)
     task = stepped(study, config, "whose gradients cannot be looked at")
     return find_batch_size(task, config.train, steps)

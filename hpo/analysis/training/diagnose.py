@@ -107,7 +107,7 @@ class Diagnosis:
 
 def of_configuration(reference: str, overrides: Mapping[str, object]) -> Subject:
     """Returns the study's own configuration under `overrides`."""
-    study = load(reference).configure(overrides)
+    study = load(reference).as_new(overrides)
     return Subject(study.name, study, for_one_process(study.config))
 
 

@@ -23,7 +23,7 @@ def lr_find(reference: str, overrides: Mapping[str, object], low: float, high: f
             f"{option('low', format(low, 'g'))} and {option('high', format(high, 'g'))}: give two rates above 0, the "
             "lower one first."
         )
-    study = load(reference).configure(overrides)
+    study = load(reference).as_new(overrides)
     config = for_one_process(study.config)
     task = stepped(study, config, "which the range test cannot step through")
     return find_lr(task, config.train, low, high, steps)

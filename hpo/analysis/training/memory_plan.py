@@ -82,7 +82,7 @@ def plan(
     `told` is called with the number of decided configurations and the number of all. Raises UserError if nothing fits,
     and if the study has no step that can be estimated.
     """
-    study = load(reference).configure(overrides)
+    study = load(reference).as_new(overrides)
     fields = _fields(study, set(flatten(overrides)))
     steps = Steps(study, fields)
     empty = Plan(study.name, memory, [], fields, bool(study.plan), 0)

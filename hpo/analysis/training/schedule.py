@@ -38,7 +38,7 @@ def curve(reference: str, overrides: Mapping[str, object], steps_per_epoch: int 
     from trainer.optim.schedule import never_warm, scaled_lr, schedule
     from trainer.runtime.epochs import Epochs
 
-    study = load(reference).configure(overrides)
+    study = load(reference).as_new(overrides)
     config: Any = study.config
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")

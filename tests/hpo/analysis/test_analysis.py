@@ -608,6 +608,9 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
         unknown.exit_code == 2
         and "no trial of study 'mlp-confirm' has reported 'test/acuracy'; did you mean" in unknown.stderr
     )
+    seldom = ("--top", "2", "--seeds", "3", "--hold-out", "test/none", "--name", "unmeasured", "--executor", "inline")
+    assert hpo(home, "confirm", "--study", "mlp", *seldom).exit_code == 2
+    assert len(values(home, "unmeasured")) == 3, "one round shows that no training measures it"
     other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr

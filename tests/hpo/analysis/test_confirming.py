@@ -190,6 +190,9 @@ def test_killed_and_resumed_it_has_the_same_digest(tmp_path, file):
     """The search reports 48 times, a round of three trainings 12 times: report 67 is of the second round."""
     killed = killed_at(tmp_path, file, "worker.after_report_commit", 67)
     assert "hpo resume --study noisy " in hpo("status", "--study", "noisy-confirm", home=killed).stdout
+    after = hpo("status", "--study", "noisy", home=killed).stdout.splitlines()[-1]
+    assert after.startswith("hpo resume --study noisy ")
+    assert after.endswith("goes on with study noisy-confirm, which was interrupted")
     assert best(killed) == 0.8, "the round is not complete"
     check_resumed(tmp_path, file, killed)
 
@@ -272,6 +275,14 @@ def test_a_third_of_the_epochs_bounds_it_and_a_sentence_says_so(tmp_path, file):
     ran = run(home, file, "--confirm", "4x3")
     assert "--confirm 4x3 would take more than a third of all epochs: --confirm 2x2 instead" in ran.output
     assert len(listed(home)) == 6
+
+
+def test_a_search_too_short_for_it_says_by_how_much(tmp_path, file):
+    """Three trials of four epochs leave six epochs; eight are half of the sixteen that four trials train."""
+    ran = run(Home(tmp_path / "home"), file, "--confirm", "2x1", trials=3)
+    assert "6 epochs are left of a third of all, and two configurations need 8: search for 4 epochs more" in ran.output
+    more = hpo("resume", "--study", "noisy", "--trials", "4", home=Home(tmp_path / "home"))
+    assert "round 1 of 1: " in more.output
 
 
 def test_epochs_bound_search_and_phase_together(tmp_path, file):

@@ -171,6 +171,27 @@ def test_folds_by_which_the_search_judged_confirm_nothing(tmp_path):
     assert f"{used}. Confirm without --folds, under other seeds alone." in error
 
 
+def test_folds_that_train_once_confirm_a_search_that_was_judged_by_others(tmp_path):
+    """A training counts as one epoch, like a fold of the search: six trainings are a third of twelve folds and six."""
+    file, home = tmp_path / "folded.py", Home(tmp_path / "home")
+    once = ('{"data.split_seed"', '{"train.folds": 1, "data.split_seed"')
+    file.write_text(OF_FOLDS.replace(*once).replace("folds=[", 'presets={"of": {"train.folds": 2}}, folds=['))
+    flags = ("--trials", "6", "--executor", "inline", "-o", "train.num_epochs=3")
+    shown = run(home, file, *flags, "-o", "preset=of")
+    assert "--confirm" not in shown.replace("--confirm none", "")
+    assert studies(home) == ["folded", "folded-confirm-folds"]
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        rows = queries.trial_rows(connection, queries.study_row(connection, "folded-confirm-folds").id)
+        configs = queries.configs(connection, [row.id for row in rows]).values()
+    assert [row.epoch for row in rows] == [3] * 6
+    assert [(config["train"]["folds"], config["data"]["split_seed"]) for config in configs] == [(1, 1)] * 3 + [
+        (1, 2)
+    ] * 3
+    other = Home(tmp_path / "other")
+    set_by_run = "train.folds is set for the search and by the folds, which may thus have selected the trials"
+    assert f"--confirm 2x2: without folds, since {set_by_run}" in run(other, file, *flags, "-o", "train.folds=2")
+
+
 def test_folds_that_the_search_sets_otherwise_confirm_nothing(tmp_path, file):
     """The search may then select by the very fold that would confirm it."""
     home, flags = Home(tmp_path / "home"), ("-o", "fold=0")

@@ -172,12 +172,12 @@ def leaking(tmp_path_factory) -> str:
 
 def test_a_commands_data_report_names_a_column_that_knows_the_future(leaking, capsys):
     shape = [part for change in TINY if change.startswith(("data.min", "data.split")) for part in ("-o", change)]
-    panel.main([leaking, *shape])
+    panel.main([leaking, *shape, "-o", "preset=none"])
     plain = json.loads(capsys.readouterr().out)
     assert "suspected_leaks" not in plain and "tomorrow" in plain["columns_unused"]
-    panel.main([leaking, *shape, "-o", "preset=small"])
+    panel.main([leaking, *shape, "-o", "preset=phases"])
     assert json.loads(capsys.readouterr().out) == plain, "a preset is taken, and changes nothing that is reported"
-    panel.main([leaking, *shape, "-o", "data.features=tomorrow"])
+    panel.main([leaking, *shape, "-o", "preset=none", "-o", "data.features=tomorrow"])
     [found] = json.loads(capsys.readouterr().out)["suspected_leaks"]
     assert found.startswith("tomorrow (RankIC ")
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from hpo import Float
 from hpo.analysis.training.schedule import curve
 from hpo.cli.main import app
+from hpo.declaration.folds import unfit
 from hpo.ledger import Ledger, queries
 from hpo.space.config import apply
 from hpo.space.space import Space
@@ -24,6 +25,7 @@ from studies.atft.split import walk_forward
 pytestmark = pytest.mark.whole
 
 SMALL = {
+    "preset": "none",
     "data.market.num_days": 260,
     "data.market.num_stocks": 24,
     "data.split.val_days": 40,
@@ -187,22 +189,29 @@ def test_a_market_too_short_for_the_folds_is_confirmed_without_them(searched, tm
         assert queries.study_row(connection, "atft").spec.confirm == "5x3"
     result = run(Home.at(tmp_path), "--study", "atft", "--trials", "2", "--confirm", "1x3folds")
     assert result.exit_code == 2, result.output
-    assert "data.split.fold=0" in result.stderr and "at least 50 to train on" in result.stderr
+    assert "data.split.fold=0" in result.stderr and "at least 40 to train on" in result.stderr
     assert "Or confirm under other seeds alone, by --confirm 1x3." in result.stderr
 
 
 def test_each_fold_of_each_preset_leaves_days_to_train_on():
-    for preset in (None, "small", "full"):
-        study = STUDY.configure({} if preset is None else {"preset": preset})
+    for preset in ("none", *STUDY.presets):
+        study = STUDY.configure({"preset": preset})
+        config, num_days = study.config, study.config.data.market.num_days
+        first = config.in_fold(0, config.train.folds) if config.train.folds > 1 else config
+        selects = walk_forward(num_days, first.data).val
         for fold in study.folds:
-            data = study.configure(fold).config.data
-            days = walk_forward(data.market.num_days, data)
-            assert len(days.train) >= 50 and days.val[-1] < walk_forward(data.market.num_days, study.config.data).val[0]
+            inside = study.configure(fold).config
+            days = walk_forward(num_days, inside.data)
+            assert inside.train.folds == 1 and len(days.train) >= 100 and days.val[-1] < selects[0]
+        assert not unfit(study)
 
 
-def test_three_folds_train_on_no_more_days_than_one_training():
-    plain, folded = STUDY.config, STUDY.configure({"preset": "folds"}).config
+@pytest.mark.parametrize(("preset", "val_days"), [("folds", 80), ("full", 125)])
+def test_three_folds_train_on_no_more_days_than_one_training(preset, val_days):
+    folded = STUDY.as_new({} if preset == STUDY.search_preset else {"preset": preset}).config
+    single = {"train.folds": 1, "data.split.val_days": 120, "data.split.train_days": 0}
+    plain = apply(folded, single)
     days = plain.data.market.num_days
     folds = [walk_forward(days, folded.in_fold(fold, folded.train.folds).data) for fold in range(folded.train.folds)]
     assert sum(len(fold.train) for fold in folds) <= len(walk_forward(days, plain.data).train)
-    assert len({day for fold in folds for day in fold.val}) == 3 * 80
+    assert len({day for fold in folds for day in fold.val}) == 3 * val_days
