@@ -35,6 +35,7 @@ SMALL: dict[str, tuple[int, dict[str, Any]]] = {
     "atft": (
         2,
         {
+            "preset": "none",  # a search of three folds has too few days here
             "data.market.num_days": 220,
             "data.market.num_stocks": 24,
             "data.split.val_days": 20,
