@@ -251,14 +251,15 @@ class Study:
         return self.configure(self.new_overrides(overrides))
 
     def of_search_alone(self) -> dict[str, Any]:
-        """Returns the overrides that `search_preset` has set and that no other value replaces; empty under another
-        preset."""
-        preset = self.overrides.get("preset")
-        if not self.search_preset or preset != self.search_preset:
+        """Returns the overrides that `search_preset` has set and that no other value replaces, `preset` among them.
+
+        It is `none` where the study has no preset, which a new study has to be given. Empty under another preset.
+        """
+        preset = self.overrides.get("preset", NO_PRESET)
+        if not self.search_preset or preset not in (self.search_preset, NO_PRESET):
             return {}
-        values = {
-            path: resolve(type(self.config), path, value) for path, value in flatten(self.presets[preset]).items()
-        }
+        values = flatten(self.presets.get(preset, {}))
+        values = {path: resolve(type(self.config), path, value) for path, value in values.items()}
         return {"preset": preset} | {path: value for path, value in values.items() if self.overrides[path] == value}
 
     def _judged(self, config: BaseModel) -> tuple[Objective, ...]:

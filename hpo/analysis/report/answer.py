@@ -72,5 +72,6 @@ def _best(of: Snapshot, found: dict[str, Any]) -> dict[str, Any]:
         "judged_epoch": judged["epoch"],
         "checkpoint_at": of_checkpoint(found["checkpoint_at"], bests.precise) if found["checkpoint"] else "",
         "train": bests.train_command(found),
+        "without": bests.preset_left_out(found),
         "imported": bests.imported(found),
     }

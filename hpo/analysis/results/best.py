@@ -38,7 +38,7 @@ def best_trials(connection: Connection, home: Home, name: str, most: int | None 
     """Returns the best complete trial, or at most `most` of the Pareto front.
 
     Each has its number, values, params, the path of its checkpoint, its overrides, and as `alone` those that train it
-    after the search.
+    after the search, under no preset if one is left out.
     """
     study = queries.study_row(connection, name)
     bests = answer.bests(connection, study)[:most]
@@ -90,14 +90,14 @@ def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answ
         "missing_checkpoint": checkpoint["path"] if checkpoint and not is_there else None,
         "overrides": overrides,
         "alone": alone,
+        "preset_left_out": study.spec.of_search_alone.get("preset", ""),
         "unread": preflight.unread(overrides, flatten(trial["config"]), study.spec.read_when),
     }
 
 
 def _alone(spec: StoredSpec) -> dict[str, Any]:
-    """Returns the overrides that train a trial alone, under no preset if that of the search is left out."""
-    left_out = {**spec.of_search_alone, **({"preset": NO_PRESET} if spec.overrides.get("preset") == NO_PRESET else {})}
-    return {path: value for path, value in spec.overrides.items() if path not in left_out}
+    """Returns the overrides that train a trial alone."""
+    return {path: value for path, value in spec.overrides.items() if path not in spec.of_search_alone}
 
 
 def _beside(study: StudyRow, judged: Mapping[str, Any] | None) -> dict[str, float]:
@@ -230,17 +230,17 @@ def expectation(best: Mapping[str, Any]) -> list[str]:
     return list(filter(None, lines))
 
 
-def train_line(best: Mapping[str, object], saved: str | None = None) -> str:
+def train_line(best: Mapping[str, Any], saved: str | None = None) -> str:
     """Returns the line with the command that trains the best trial."""
     step = "search on from it" if imported(best) else "train it"
-    if (preset := left_out(best)) and preset != NO_PRESET:
+    if preset := preset_left_out(best):
         step += f" without the preset {preset} of the search"
     return f"{step}: {train_command(best, saved)}"
 
 
-def left_out(best: Mapping[str, Any]) -> str:
-    """Returns the search's preset, or `none`, if what trains the trial alone has no preset in its place; else empty."""
-    return "" if "preset" in best["alone"] else best["overrides"].get("preset", "")
+def preset_left_out(best: Mapping[str, Any]) -> str:
+    """Returns the preset of the search if the command that trains the trial leaves it out; else an empty text."""
+    return "" if best["preset_left_out"] == NO_PRESET else best["preset_left_out"]
 
 
 def imported(best: Mapping[str, Any]) -> bool:
@@ -260,7 +260,7 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
         saving = command(f"best --study {best['study']} --trial {best['number']} --to {name}.yaml") + " && "
         saved = f"{name}.yaml"
     settings = [] if saved else overrides_of(best["alone"])
-    settings = [f"preset={NO_PRESET}", *settings] if left_out(best) else settings
+    settings = [f"preset={NO_PRESET}", *settings] if best["preset_left_out"] else settings
     options = " ".join(f"-o {shlex.quote(text)}" for text in settings)
     options = " ".join(filter(None, [f"--config {shlex.quote(saved)}" if saved else "", options]))
     return saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")

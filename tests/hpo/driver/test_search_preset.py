@@ -73,6 +73,8 @@ def test_a_study_begun_before_it_was_declared_keeps_its_trials(tmp_path, file):
     file.write_text(STUDY)
     done("resume", "--study", "judged", "--trials", "3", "--allow-drift", home=home)
     assert stored(home, "judged") == ({"train.num_epochs": 1}, {(1, 1)})
+    line = train_line("best", home=home)
+    assert line.startswith("train it: ") and "-o preset=none -o train.num_epochs=1" in line
 
 
 def test_the_command_that_trains_the_best_trial_leaves_it_out(tmp_path, file):
