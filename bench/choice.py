@@ -1,7 +1,7 @@
 """Whether what a search of `atft` chooses holds on days that no search has seen.
 
-    python bench/choice.py --home DIR [--first 100] [--markets 4] [--trials 50] [--confirm 5x3folds] [--seeds 2]
-    python bench/choice.py --home DIR --preset folds --with-default --confirm none
+    python bench/choice.py --home DIR [--first 100] [--markets 4] [--trials 50] [--confirm 5x3] [--seeds 2]
+    python bench/choice.py --home DIR --preset none --confirm 5x3folds
 
 On each market (`data.seed`) a search is run and confirmed; a home goes on from what it has. Three configurations are
 then trained anew under other seeds and judged on the test days: the default, the trial with the best value of the
@@ -45,7 +45,7 @@ def searched(options: argparse.Namespace, market: int, overrides: dict[str, Any]
         workers=options.workers,
         confirm=options.confirm,
         learn_from="none",
-        overrides={"data.seed": market, **overrides} | ({"preset": options.preset} if options.preset else {}),
+        overrides={"preset": options.preset, "data.seed": market, **overrides},
         enqueue=[default_trial()] if options.with_default else None,
         home=options.home,
         progress=False,
@@ -82,8 +82,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=100, metavar="N", help="the markets N, N + 1, ...")
     parser.add_argument("--markets", type=positive, default=4)
     parser.add_argument("--trials", type=positive, default=50)
-    parser.add_argument("--confirm", default="5x3folds")
-    parser.add_argument("--preset", default="", help="of the search alone")
+    parser.add_argument("--confirm", default="5x3")
+    parser.add_argument("--preset", default=STUDY.search_preset, help="of the search alone")
     parser.add_argument("--with-default", action="store_true", help="the first trial is the default configuration")
     parser.add_argument("--workers", type=positive, default=2)
     parser.add_argument("--seeds", type=positive, default=2, help="of the trainings that are judged")

@@ -98,7 +98,7 @@ def confirm(
         return confirming.confirmations(source, confirmation, metrics, repeats(ledger, confirmation, metrics))
 
     for _ in _rounds(ledger, source, confirmation, Confirm(top, seeds, folds), driven, quiet=as_json):
-        if not confirming.is_reported(results(), hold_out):
+        if hold_out is not None and not confirming.is_reported(results()):
             break  # more rounds would not measure it either
     with notes(as_json):  # the answer of the study is another one now, and its description in MLflow
         if problem := mirror_process.send(ledger, driven.home, source.name, tracking_uri):

@@ -78,13 +78,13 @@ STUDY = Study(
     search_preset="folds",
     data_paths=("data.path",),
     hold_out={"data.split.test": True},
-    # The last three blocks of validation days select a trial, or the last one does without a preset. The first three of
-    # six select nothing, and have all days before them to train on.
+    # The last three blocks of validation days select a trial, or the last one does without a preset. By `5x3folds` the
+    # first three of six confirm it, which select nothing and have all days before them to train on.
     folds=[
         {"train.folds": 1, "data.split.num_folds": 6, "data.split.fold": fold, "data.split.train_days": 0}
         for fold in range(3)
     ],
-    confirm="5x3folds",
+    confirm="5x3",
     read_when=READ_WHEN,
     sampler="tpe",
     strategy={"name": "asha", "min_epochs": 1},  # of four epochs

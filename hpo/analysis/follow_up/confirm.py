@@ -62,14 +62,14 @@ def check_measured(
     raise UserError(f"{option('hold_out')}: {error}")
 
 
-def is_reported(found: Sequence[Confirmation], given: str | None) -> bool:
-    """Returns whether a run has reported the metric that was given by --hold-out, if one was."""
-    return given is None or any(row.held_out for confirmation in found for row in confirmation.rows)
+def is_reported(found: Sequence[Confirmation]) -> bool:
+    """Returns whether a run has reported a held-out metric."""
+    return any(row.held_out for confirmation in found for row in confirmation.rows)
 
 
 def check_reported(ledger: Ledger, found: Sequence[Confirmation], given: str | None) -> None:
     """Raises UserError if no run has reported the metric that was given by --hold-out."""
-    if is_reported(found, given):
+    if given is None or is_reported(found):
         return
     with ledger.read() as connection:
         error = live_queries.unreported(connection, queries.study_row(connection, found[0].name), given)

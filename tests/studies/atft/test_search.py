@@ -183,10 +183,7 @@ def test_the_plateau_follows_the_rank_ic_as_torchs_scheduler_does(tmp_path):
     assert bad == 3 and len(rates) < 8
 
 
-def test_a_market_too_short_for_the_folds_is_confirmed_without_them(searched, tmp_path):
-    """Folds that the study declares are left out and that is said; folds that are asked for are refused."""
-    with Ledger(searched.storage).read() as connection:
-        assert queries.study_row(connection, "atft").spec.confirm == "5x3"
+def test_a_market_too_short_for_the_folds_is_not_confirmed_by_them(tmp_path):
     result = run(Home.at(tmp_path), "--study", "atft", "--trials", "2", "--confirm", "1x3folds")
     assert result.exit_code == 2, result.output
     assert "data.split.fold=0" in result.stderr and "at least 40 to train on" in result.stderr
