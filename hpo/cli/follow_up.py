@@ -103,9 +103,9 @@ def confirm(
     with notes(as_json):  # the answer of the study is another one now, and its description in MLflow
         if problem := mirror_process.send(ledger, driven.home, source.name, tracking_uri):
             print(problem)
-    found = results()
-    print_json(confirming.facts(found)) if as_json else print(confirming.describe(found, hold_out))
-    confirming.check_reported(ledger, found, hold_out)
+    confirmed = results()
+    print_json(confirming.facts(confirmed)) if as_json else print(confirming.describe(confirmed, hold_out))
+    confirming.check_reported(ledger, confirmed, hold_out)
 
 
 @app.command()

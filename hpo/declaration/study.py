@@ -213,8 +213,8 @@ class Study:
         become absolute. Raises SpaceError for whatever does not fit.
         """
         settings = plain(dict(overrides))
-        given = settings.pop("preset", "")
-        preset = NO_PRESET if given in (None, "null") else str(given)
+        requested = settings.pop("preset", "")
+        preset = NO_PRESET if requested in (None, "null") else str(requested)
         if preset not in ("", NO_PRESET, *self.presets):
             known = f"this study has {', '.join(self.presets) or 'none'}{near(preset, self.presets) or '.'}"
             raise SpaceError(f"unknown preset {preset!r}: {known}")

@@ -62,7 +62,7 @@ def none_complete(name: str) -> HpoError:
 
 def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answer.Best) -> dict[str, Any]:
     name, judged = study.name, study.spec.objectives
-    overrides, alone = ({**given, **found.params} for given in (study.spec.overrides, _alone(study.spec)))
+    overrides, alone = study.spec.overrides | found.params, _alone(study.spec) | found.params
     source, number = (found.finished and found.finished.trained_in) or (name, found.number)
     trial = detail(connection, home, source, number)
     checkpoint = kept_checkpoint(trial)
