@@ -79,6 +79,10 @@ class OtherSeeds:
         rivals = [] if others or not self.rivals else standing(f"trial {number}", again, self.rivals, more)
         return list(filter(None, [self.described(), self.instead_of(number), *rivals]))
 
+    def with_command(self, study: str, number: int) -> list[str]:
+        """Returns `lines` with the command that trains more seeds of study `study`, whose best trial is `number`."""
+        return self.lines(number, lambda count: f"`{more_seeds(study, self.study, self.trials, count)}`")
+
     @property
     def beaten(self) -> bool:
         """Returns whether the default configuration is better, by the 95 % interval of the difference."""

@@ -207,10 +207,7 @@ def under_other_seeds(best: Mapping[str, Any]) -> list[str]:
     """Returns the lines about a best trial's result under other seeds, the search's first trial and rivals."""
     if not best["seeds"]:
         return []
-    seeds = OtherSeeds.of_json(best["seeds"])
-    return seeds.lines(
-        best["number"], lambda count: f"`{answer.more_seeds(best['study'], seeds.study, seeds.trials, count)}`"
-    )
+    return OtherSeeds.of_json(best["seeds"]).with_command(best["study"], best["number"])
 
 
 def beaten(best: Mapping[str, Any]) -> list[str]:

@@ -252,7 +252,7 @@ class Progress:
         self._look_at([trial for trial in self.best if trial.judged is None])
         lines = [bests[0].finished.described()] if bests[0].finished else []
         if seeds := bests[0].seeds:
-            lines += seeds.lines(bests[0].number)
+            lines += seeds.with_command(self.name, bests[0].number)
         return [line for line in lines if line] if len(bests) == 1 else []
 
     def _ended(self, best: answer.Best) -> Trial:
