@@ -16,7 +16,7 @@ from hpo.search.promotion.base import PromotionStrategy, Waiting
 from hpo.search.samplers.registry import WARM, Kind
 from hpo.search.strategies.base import Strategy
 from hpo.search.strategies.registry import make_strategy
-from hpo.space.trial_config import TrialShape
+from hpo.space.assignments import NO_PRESET
 from hpo.text import counted
 
 Spec = Mapping[str, Any]
@@ -70,7 +70,7 @@ def generations(
         return {}
     strategy.check(study.space)
     name, size = strategy.name, strategy.population
-    whole(name, study.shape)
+    whole(name, study)
     for field, value in (("order", None if order == "ordered" else order), ("window", window)):
         if value is not None:
             raise UserError(
@@ -98,14 +98,20 @@ def generations(
     return {"order": "ordered", "window": size}
 
 
-def whole(name: str, shape: TrialShape) -> None:
+def whole(name: str, study: Study) -> None:
     """Raises UserError if a trial, which continues from another's checkpoint under `name`, trains several times."""
-    for parts, number in (("folds", shape.folds), ("seeds", shape.seeds)):
+    for parts, number in (("folds", study.shape.folds), ("seeds", study.shape.seeds)):
         if number != 1:
             raise UserError(
                 f"train.{parts}={number}: under {name} a trial goes on from another's checkpoint, and each of the "
-                f"{parts} trains a model of its own: set train.{parts}=1, or choose another strategy."
+                f"{parts} trains a model of its own: {_once(study, parts)}, or choose another strategy."
             )
+
+
+def _once(study: Study, parts: str) -> str:
+    """Returns the setting under which a trial trains once."""
+    by_preset = f"train.{parts}" in study.of_search_alone()
+    return f"give {option('overrides', f'preset={NO_PRESET}')}" if by_preset else f"set train.{parts}=1"
 
 
 def check(resolved: ResolvedStudy) -> None:

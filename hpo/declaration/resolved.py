@@ -87,7 +87,14 @@ class ResolvedStudy:
         """Returns the budget of the search: of the epochs, it leaves to the confirming phase what that may need."""
         if (confirm := self.confirms) is None or budget.epochs is None:
             return budget
-        return replace(budget, epochs=budget.epochs - confirm.reserved(budget.epochs, self.study.shape.epochs))
+        return replace(budget, epochs=budget.epochs - confirm.reserved(budget.epochs, self._confirming_epochs(confirm)))
+
+    def _confirming_epochs(self, confirm: Confirm) -> float:
+        """Returns the epochs that a training of the confirming phase counts as, at most."""
+        shape = self.study.shape
+        if confirm.by_fold and shape.parts > 1 and self.study.folds:
+            return self.study.folds[0].get("train.folds", shape.folds) * shape.seeds
+        return shape.epochs
 
     @property
     def population(self) -> PopulationStrategy | None:

@@ -63,8 +63,8 @@ class Study:
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives; those that
                  are names are shown first
     presets      name -> {path: value}, chosen by `-o preset=name`
-    search_preset  the preset of a new study whose overrides name none; the command that trains a best trial alone takes
-                 no preset
+    search_preset  the preset of a new study whose overrides name none, which sets nothing that is searched; the command
+                 that trains a best trial alone takes no preset
     plan         {path: values}: what `hpo plan` may change to save memory, the most valued first; of each the values in
                  your order of preference, none needing more memory than the one before
     data_paths   fields that name data files; their contents belong to the study's identity
@@ -154,8 +154,6 @@ class Study:
         _check_choices(where, finish, confirm, enqueue=enqueue, folds=folds)
         check_judged(where, objectives, constraints)
         check_read_when(where, read_when or {}, type(config))
-        if search_preset is not None and search_preset not in (presets or {}):
-            raise StudyError(f"{where}: search_preset={search_preset!r} is none of its presets.")
         if from_json(type(config), as_json(config)) != config:
             raise StudyError(f"{where}: {type(config).__name__} does not survive JSON; use fields that do.")
         whole = space if isinstance(space, Space) else Space(dict(space))
@@ -194,6 +192,18 @@ class Study:
         ]:
             check_path(type(config), path)
         config_check.check(self.space, config)
+        self._check_search_preset(where)
+
+    def _check_search_preset(self, where: str) -> None:
+        """Raises StudyError if the preset of the search is none, or sets what is searched."""
+        if (preset := self.search_preset) is None:
+            return
+        if not isinstance(preset, str) or preset not in self.presets:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise StudyError(f"{where}: search_preset={preset!r} is none of its presets.")
+        if NO_PRESET in self.presets:
+            raise StudyError(f"{where}: a preset is called {NO_PRESET!r}, which names none: call it otherwise.")
+        if both := [path for path in flatten(self.presets[preset]) if path in self.space.paths]:
+            raise StudyError(f"{where}: search_preset={preset!r} sets {both[0]}, which is searched: leave one of them.")
 
     def __getattr__(self, name: str) -> Any:
         raise optuna_names.missing("a study", name, optuna_names.OF_STUDY)
@@ -213,13 +223,15 @@ class Study:
         become absolute. Raises SpaceError for whatever does not fit.
         """
         settings = plain(dict(overrides))
-        requested = settings.pop("preset", "")
-        preset = NO_PRESET if requested in (None, "null") else str(requested)
-        if preset not in ("", NO_PRESET, *self.presets):
-            known = f"this study has {', '.join(self.presets) or 'none'}{near(preset, self.presets) or '.'}"
+        is_named, requested = "preset" in settings, settings.pop("preset", None)
+        preset = None if requested in (None, "null") else str(requested)
+        if preset not in (None, NO_PRESET, *self.presets):
+            names = [*self.presets, *([NO_PRESET] if self.search_preset else [])]
+            known = f"this study has {', '.join(names) or 'none'}{near(preset, names) or '.'}"
             raise SpaceError(f"unknown preset {preset!r}: {known}")
-        keeps = preset in self.presets or (preset and self.search_preset)
-        values = flatten(self.presets.get(preset, {})) | flatten(settings)
+        if preset not in self.presets:
+            preset = NO_PRESET if is_named and self.search_preset else None
+        values = flatten(self.presets.get(preset, {}) if preset else {}) | flatten(settings)
         config_type = type(self.config)
         values = {path: resolve(config_type, path, value) for path, value in values.items()}
         for path in (*self.data_paths, RESUME_FROM):
@@ -236,7 +248,7 @@ class Study:
             space=bound,
             objectives=self._judged(config),
             enqueue=fitting(entries, self.space, bound, flatten(as_json(config))) if entries else (),
-            overrides={**({"preset": preset} if keeps else {}), **values},
+            overrides={**({"preset": preset} if preset else {}), **values},
             pinned=[path for path in self.space.paths if path in values],
         )
         list(study.tried())
@@ -251,9 +263,9 @@ class Study:
         return self.configure(self.new_overrides(overrides))
 
     def of_search_alone(self) -> dict[str, Any]:
-        """Returns the overrides that `search_preset` has set and that no other value replaces, `preset` among them.
+        """Returns the overrides whose values are those of `search_preset`, with `preset`.
 
-        It is `none` where the study has no preset, which a new study has to be given. Empty under another preset.
+        `preset` is `none` where the study has no preset, which a new study has to be given. Empty under another preset.
         """
         preset = self.overrides.get("preset", NO_PRESET)
         if not self.search_preset or preset not in (self.search_preset, NO_PRESET):

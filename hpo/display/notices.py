@@ -11,6 +11,7 @@ from hpo.door import option, step
 from hpo.ledger.stored_spec import StoredSpec
 from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS
+from hpo.space.assignments import NO_PRESET
 from hpo.text import counted
 from trainer.config.lanes import LANES
 
@@ -22,11 +23,16 @@ def kept_overrides(spec: StoredSpec, given: Mapping[str, object] | None) -> str:
     """
     if given is None:
         return ""
-    kept = {path: value for path, value in spec.overrides.items() if path not in given}
+    left_out = {*given, *spec.of_search_alone}
+    kept = {path: value for path, value in spec.overrides.items() if path not in left_out}
     lanes = kept.pop(LANES, 1)
     kept = {} if "preset" in given else kept
     text = " ".join(f"{path}={json.dumps(value)}" for path, value in kept.items())
     note = [f"overrides kept from before: {text}; a study without them takes another {option('name')}"] if kept else []
+    preset = "" if "preset" in given else spec.of_search_alone.get("preset", NO_PRESET)
+    if preset not in ("", NO_PRESET):
+        without = option("overrides", f"preset={NO_PRESET}")
+        note.append(f"preset={preset}, under which this study searches; a new study takes none by {without}")
     return "\n".join([*note, f"{LANES}={lanes}, with which this study began"] if lanes != 1 else note)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from hpo.search.samplers import auto
 from hpo.search.samplers.registry import SAMPLERS, sampler_spec
 from hpo.search.strategies.base import Strategy
 from hpo.search.strategies.registry import STRATEGIES, complete, default, make_strategy
+from hpo.space.assignments import NO_PRESET
 from hpo.space.config import flatten
 from hpo.workers.executors.placement import one_of
 
@@ -72,12 +73,24 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
                 f"study {spec.name!r} of this ledger is that of {spec.reference}, and {source.reference} declares "
                 f"another one: give this one a name of its own by {option('name', 'NAME')}."
             ) from error
+        if "preset" not in request.study.overrides and _fits(bare, {**overrides, "preset": NO_PRESET}, enqueue):
+            without = option("overrides", f"preset={NO_PRESET}")
+            raise UserError(f"{error} Or search without the preset {source.search_preset} by {without}.") from error
         raise
     if lower and not spec:
         entry = lower.entry(study) if search.enqueue is None and search.learn_from is None else None
         study = study if entry is None else bare.configure(overrides, [entry])
         notices = (*notices, lower.notice(entry is not None))
     return Declared(source, bare, study, tier, overrides, notices)
+
+
+def _fits(study: Study, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Returns whether a study can be configured so."""
+    try:
+        study.configure(overrides, enqueue)
+    except UserError:
+        return False
+    return True
 
 
 def resolve(request: RunRequest, stored: Stored, declared: Declared, workers: int) -> ResolvedStudy:

@@ -283,7 +283,7 @@ def make_scheduler(name: str | None, study: Study) -> Any:
         )
     floats = changing(study.space)
     if name in POPULATIONS:
-        compatibility.whole(option("scheduler", name), study.shape)
+        compatibility.whole(option("scheduler", name), study)
     if name in POPULATIONS and not floats:
         raise UserError(
             f"{option('scheduler', name)} perturbs every Float that may change in the middle of training, and the "

@@ -52,6 +52,7 @@ from hpo.ray_tune.recorder import Recorder
 from hpo.ray_tune.space import param_space, params_of
 from hpo.search.samplers.base import ask_seed
 from hpo.secret_environment import withheld
+from hpo.space.assignments import NO_PRESET
 from hpo.space.hashing import json_sha256
 from hpo.space.trial_config import TrialShape
 from hpo.space.trial_state import TERMINAL_STATES
@@ -87,7 +88,11 @@ def as_trainable(
     _refuse_bucket(storage or opened_home.storage, name or study.name)
     opened_home.create()
     ledger = Ledger(storage or opened_home.storage)
-    flags: dict[str, Any] = {"overrides": study.overrides, "order": "async", "strategy": "none", "learn_from": "none"}
+    overrides = {
+        "preset": NO_PRESET,
+        **study.overrides,
+    }  # the study is what it is, with no preset that it does not name
+    flags: dict[str, Any] = {"overrides": overrides, "order": "async", "strategy": "none", "learn_from": "none"}
     request = request_of(opened_home, study.reference, name=name or study.name, **flags)
     resolved = declare(request, ledger, workers=1)
     left_open = Placement("ray-tune", scheduler="fifo")  # `hpo resume` finishes what the Tuner has left
@@ -179,7 +184,7 @@ def _begin(
     coordinates, params = params_of(study, config)
     newest_row = ledger.look(lambda c: external.newest(c, opened.id, tune.get_context().get_trial_id()))
     if origin is not None and newest_row is not None and newest_row.number != origin.trial:
-        compatibility.whole("this scheduler of Ray Tune's", study.shape)
+        compatibility.whole("this scheduler of Ray Tune's", study)
     if origin is not None and origin.ref.epoch >= TrialShape.of(study.resolved(params)[0]).epochs:
         return None
     origin_of = (origin.trial, origin.ref.sha256) if origin else None

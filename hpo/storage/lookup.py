@@ -12,6 +12,7 @@ from hpo.door import option
 from hpo.errors import NoLedger, UserError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.rows import StudyRow
+from hpo.space.assignments import NO_PRESET
 from hpo.storage.home import Home
 from hpo.terminal import print
 
@@ -40,7 +41,7 @@ def declaration(
         if study not in queries.study_names(connection):
             return study, given
         spec = StudySpec.from_json(queries.study_row(connection, study).spec.json)
-    return spec.reference, {**spec.overrides, **given}
+    return spec.reference, given if "preset" in given else {"preset": NO_PRESET, **spec.overrides, **given}
 
 
 def study_names(ledger: Ledger, study: str | None) -> list[str]:

@@ -153,11 +153,18 @@ def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, object]], 
         enqueue=[],
         listed=listed,
         listed_of=of.name,
-        overrides={**of.spec.overrides, **driven.overrides},
+        overrides={**_kept(of.spec, driven.overrides), **driven.overrides},
         one_by_one=driven.one_by_one,
         storage=driven.storage,
         tracking_uri=driven.tracking_uri,
     )
+
+
+def _kept(spec: StudySpec, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the overrides of a study that hold for one derived from it: a preset replaces that of the search."""
+    if "preset" not in overrides:
+        return spec.overrides
+    return {path: value for path, value in spec.overrides.items() if path not in spec.of_search_alone}
 
 
 def grown(ledger: Ledger, name: str, listed: Sequence[Mapping[str, object]]) -> Sequence[Mapping[str, Any]]:

@@ -229,12 +229,12 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     shown = option("confirm", str(wanted))
     if affordable is None:
         needed = int((2 + spent) * each)
-        if left < share and study.max_epochs is not None:
-            short = f"{max(left, 0)} epochs are left"
-            fix = f"give {option('epochs', study.max_epochs + needed - left)}"
-        else:
-            short = f"{left} epochs are left of a third of all"
-            fix = f"search for {counted((SHARE - 1) * needed - trained, 'epoch')} more"
+        more = max((SHARE - 1) * needed - trained, 0)
+        fix = f"search for {counted(more, 'epoch')} more"
+        if study.max_epochs is not None:  # the search leaves the phase a third of them
+            fix = f"give {option('epochs', max(trained + needed, SHARE * needed))}"
+        epochs = counted(max(left, 0), "epoch") + (" is" if left == 1 else " are")
+        short = f"{epochs} left{' of a third of all' if left == share else ''}"
         return None, f"{shown}: {short}, and two configurations need {2 * int(each)}: {fix}."
     if affordable == wanted:
         there = len(of.ranked)

@@ -23,7 +23,7 @@ from hpo.ledger.answer import OtherSeeds
 from hpo.ledger.finished import Finished
 from hpo.ledger.rows import StudyRow
 from hpo.ledger.stored_spec import StoredSpec
-from hpo.search.confirming import DEFAULT_NAME
+from hpo.search.confirming import DEFAULT_NAME, NONE
 from hpo.space.assignments import NO_PRESET
 from hpo.space.config import flatten
 from hpo.storage import locations, metrics_json
@@ -90,6 +90,7 @@ def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answ
         "missing_checkpoint": checkpoint["path"] if checkpoint and not is_there else None,
         "overrides": overrides,
         "alone": alone,
+        "confirms": study.spec.confirm != NONE,
         "preset_left_out": study.spec.of_search_alone.get("preset", ""),
         "unread": preflight.unread(overrides, flatten(trial["config"]), study.spec.read_when),
     }
@@ -260,7 +261,8 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
     settings = [f"preset={NO_PRESET}", *settings] if best["preset_left_out"] else settings
     options = " ".join(f"-o {shlex.quote(text)}" for text in settings)
     options = " ".join(filter(None, [f"--config {shlex.quote(saved)}" if saved else "", options]))
-    return saving + command(f"run --study {reference} --name {name} --trials 1 --strategy none {options}")
+    alone = "--strategy none" + (" --confirm none" if best["confirms"] else "")
+    return saving + command(f"run --study {reference} --name {name} --trials 1 {alone} {options}")
 
 
 def precise(value: float) -> str:

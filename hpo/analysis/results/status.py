@@ -129,14 +129,15 @@ def after(connection: Connection, status: Status, home: Home) -> Iterator[str]:
 
 def _phases_left(connection: Connection, study: str) -> dict[str, str]:
     """Returns command -> its effect, for the phases after a complete search that were interrupted."""
-    left = [
-        phase
-        for phase, source in queries.derived(connection).items()
-        if source == study
-        and queries.status(connection, phase).state == "interrupted"
-        and resumed_by(connection, phase, source) == study
-    ]
+    phases = [phase for phase, source in queries.derived(connection).items() if source == study]
+    left = [phase for phase in phases if resumed_by(connection, phase, study) == study and _waits(connection, phase)]
     return {command(f"resume --study {study}"): f"goes on with study {left[0]}, which was interrupted"} if left else {}
+
+
+def _waits(connection: Connection, study: str) -> bool:
+    """Returns whether a study was interrupted and can go on."""
+    status = queries.status(connection, study)
+    return status.state == "interrupted" and not why_ended(connection, queries.study_row(connection, study), status)
 
 
 def why_ended(connection: Connection, study: StudyRow, status: Status) -> str:

@@ -165,8 +165,8 @@ def checkpoint_at(trial: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> di
 
 def of_checkpoint(at: Mapping[str, Any], shown: Callable[[Any], str] = number) -> str:
     """Returns text such as `epoch 1 of 6: val/loss 0.31, val/accuracy 0.9; kept for the least val/loss`."""
-    text = f"epoch {at['epoch']} of {at['epochs']}"
-    text += f" of one of {at['folds']} {at['fold_of']}" if at["folds"] else ""
+    of_whole = f"one of {at['folds']} {at['fold_of']}" if at["folds"] else at["epochs"]  # a fold has epochs of its own
+    text = f"epoch {at['epoch']} of {of_whole}"
     text += ": " if at["metrics"] else ""
     text += ", ".join(f"{name} {shown(value)}" for name, value in at["metrics"].items())
     return text + (f"; kept for {at['kept_for']}" if at["kept_for"] else "")

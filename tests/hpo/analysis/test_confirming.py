@@ -143,7 +143,8 @@ def test_a_default_that_may_be_best_is_named_with_what_may_tell(tmp_path):
     told = f"hpo confirm --study unlucky --top 2 --seeds {needed} --home {tmp_path / 'home'}` may tell"
     default = "the default configuration"
     doubt = f"2 seeds cannot tell {default} from trial 1: {default} is better by 0.05 (standard error 0.06,"
-    for text in (best_says, confirm_says):
+    ended = hpo("resume", "--study", "unlucky", home=Home(tmp_path / "home")).output
+    for text in (best_says, confirm_says, ended):
         assert doubt in text and told in text
     assert doubt in report["text"] and told.replace("`", "") in report["text"]
     assert "Trial 1 is the best of 4 trials under other seeds: loss 1.60 ± 0.50" in report["text"]

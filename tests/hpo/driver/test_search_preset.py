@@ -97,7 +97,55 @@ def test_the_command_that_trains_the_best_trial_leaves_it_out(tmp_path, file):
     assert stored(home, "again")[0]["preset"] == "folds"
 
 
+def test_a_new_study_says_that_it_has_it(tmp_path, file):
+    home = Home(tmp_path / "home")
+    run = ("run", "--study", str(file), "--trials", "1", *INLINE)
+    said = "preset=folds, under which this study searches; a new study takes none by -o preset=none"
+    shown = done(*run, home=home)
+    assert said in shown and "kept from before" not in shown
+    assert said not in done(*run, "--name", "once", "-o", "preset=none", home=home)
+
+
+def test_a_study_of_the_ledger_keeps_its_own(tmp_path, file):
+    home = Home(tmp_path / "home")
+    file.write_text(STUDY.replace('    search_preset="folds",\n', ""))
+    done("run", "--study", str(file), "--trials", "1", *INLINE, "-o", "train.num_epochs=1", home=home)
+    file.write_text(STUDY.replace('"train.num_epochs": 1}', '"train.batch_size": 128}'))
+    steps = [
+        done("schedule", *flags, home=home).splitlines()[0]
+        for flags in (
+            ("--study", "judged"),
+            ("--study", str(file), "-o", "preset=none", "-o", "train.num_epochs=1"),
+        )
+    ]
+    assert steps[0] == steps[1], "the study of the ledger has no preset"
+    assert done("schedule", "--study", str(file), home=home).splitlines()[0] != steps[0]
+
+
+def test_confirmed_without_it_a_trial_trains_once(tmp_path, file):
+    home = Home(tmp_path / "home")
+    done("run", "--study", str(file), "--trials", "1", *INLINE, home=home)
+    once = ("-o", "preset=none", "-o", "train.num_epochs=2", "--executor", "inline")
+    done("confirm", "--study", "judged", "--top", "1", "--seeds", "1", *once, home=home)
+    assert stored(home, "judged-confirm") == ({"preset": "none", "train.num_epochs": 2}, {(1, 2)})
+
+
+def test_what_excludes_folds_names_the_way_out(tmp_path, file):
+    home = Home(tmp_path / "home")
+    run = ("run", "--study", str(file), "--trials", "20", *INLINE)
+    error = refused(hpo(*run, "-o", "train.parallel.data=2", home=home), 2)
+    assert "Or search without the preset folds by -o preset=none." in error
+    assert "give -o preset=none, or choose another strategy" in refused(hpo(*run, "--strategy", "pbt", home=home), 2)
+    assert "folds, long, none" in refused(hpo(*run, "-o", "preset=fold", home=home), 2)
+
+
 def test_a_name_that_is_no_preset_is_refused(tmp_path, file):
     file.write_text(STUDY.replace('search_preset="folds"', 'search_preset="fold"'))
     error = refused(hpo("run", "--study", str(file), "--trials", "1", home=Home(tmp_path / "home")), 2)
     assert "search_preset='fold' is none of its presets" in error
+    file.write_text(STUDY.replace('"long": ', '"none": '))
+    error = refused(hpo("run", "--study", str(file), "--trials", "1", home=Home(tmp_path / "home")), 2)
+    assert "a preset is called 'none', which names none" in error
+    file.write_text(STUDY.replace('"train.folds": 2', '"train.optim.lr": 0.002'))
+    error = refused(hpo("run", "--study", str(file), "--trials", "1", home=Home(tmp_path / "home")), 2)
+    assert "search_preset='folds' sets train.optim.lr, which is searched: leave one of them" in error

@@ -204,7 +204,7 @@ def test_too_few_days_are_refused_before_anything_is_trained(csv):
 
 def test_the_small_preset_has_days_and_stocks_enough():
     report = check(STUDY.configure({"preset": "small"}).config)
-    assert report["days"] < 500 and report["train_days"] >= 110 and report["test_days"] == 40
+    assert report["days"] < 500 and report["train_days"] >= 200 and report["test_days"] == 40
 
 
 @pytest.mark.parametrize("overrides", [{}, {"data.split.num_folds": 3}, {"train.folds": 3}, {"data.lookback": 70}])
