@@ -92,9 +92,10 @@ class ResolvedStudy:
     def _confirming_epochs(self, confirm: Confirm) -> float:
         """Returns the epochs that a training of the confirming phase counts as, at most."""
         shape = self.study.shape
-        if confirm.by_fold and shape.parts > 1 and self.study.folds:
-            return self.study.folds[0].get("train.folds", shape.folds) * shape.seeds
-        return shape.epochs
+        if not (confirm.by_fold and shape.parts > 1 and self.study.folds):
+            return shape.epochs
+        folds = self.study.folds[0].get("train.folds")
+        return (folds if isinstance(folds, int) else shape.folds) * shape.seeds
 
     @property
     def population(self) -> PopulationStrategy | None:
