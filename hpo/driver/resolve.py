@@ -73,7 +73,8 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
                 f"study {spec.name!r} of this ledger is that of {spec.reference}, and {source.reference} declares "
                 f"another one: give this one a name of its own by {option('name', 'NAME')}."
             ) from error
-        if "preset" not in request.study.overrides and _fits(bare, {**overrides, "preset": NO_PRESET}, enqueue):
+        by_default = "preset" in overrides and "preset" not in request.study.overrides and spec is None
+        if by_default and _refusal(bare, {**overrides, "preset": NO_PRESET}, enqueue) != str(error):
             without = option("overrides", f"preset={NO_PRESET}")
             raise UserError(f"{error} Or search without the preset {source.search_preset} by {without}.") from error
         raise
@@ -84,13 +85,13 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
     return Declared(source, bare, study, tier, overrides, notices)
 
 
-def _fits(study: Study, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None) -> bool:
-    """Returns whether a study can be configured so."""
+def _refusal(study: Study, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None) -> str:
+    """Returns the error with which a study cannot be configured so; empty if it can."""
     try:
         study.configure(overrides, enqueue)
-    except UserError:
-        return False
-    return True
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def resolve(request: RunRequest, stored: Stored, declared: Declared, workers: int) -> ResolvedStudy:
