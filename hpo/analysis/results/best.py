@@ -261,8 +261,11 @@ def train_command(best: Mapping[str, Any], saved: str | None = None) -> str:
     settings = [f"preset={NO_PRESET}", *settings] if best["preset_left_out"] else settings
     options = " ".join(f"-o {shlex.quote(text)}" for text in settings)
     options = " ".join(filter(None, [f"--config {shlex.quote(saved)}" if saved else "", options]))
-    alone = "--strategy none" + (" --confirm none" if best["confirms"] else "")
-    return saving + command(f"run --study {reference} --name {name} --trials 1 {alone} {options}")
+    run = command(
+        f"run --study {reference} --name {name} --trials 1 --strategy none"
+        f"{' --confirm none' if best['confirms'] else ''} {options}"
+    )
+    return saving + run
 
 
 def precise(value: float) -> str:
