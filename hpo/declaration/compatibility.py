@@ -8,6 +8,7 @@ from typing import Any
 
 from hpo.declaration.budget import Budget
 from hpo.declaration.resolved import ResolvedStudy
+from hpo.declaration.search_preset import of_search_alone
 from hpo.declaration.study import Study
 from hpo.door import option
 from hpo.errors import UserError
@@ -110,7 +111,7 @@ def whole(name: str, study: Study) -> None:
 
 def _once(study: Study, parts: str) -> str:
     """Returns the setting under which a trial trains once."""
-    by_preset = f"train.{parts}" in study.of_search_alone()
+    by_preset = f"train.{parts}" in of_search_alone(study)
     return f"give {option('overrides', f'preset={NO_PRESET}')}" if by_preset else f"set train.{parts}=1"
 
 

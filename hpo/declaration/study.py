@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from hpo.declaration import named_objects
+from hpo.declaration import search_preset as search_preset_of
 from hpo.declaration.content import RESUME_FROM
 from hpo.declaration.enqueue import fitting, within
 from hpo.declaration.naming import check_name
@@ -37,7 +38,6 @@ from hpo.space.read_when import check as check_read_when
 from hpo.space.space import Space
 from hpo.space.trial_config import TrialShape
 from hpo.space.values import plain
-from hpo.text import near
 from trainer.files.paths import absolute
 from trainer.report import trains_itself
 from trainer.runtime.dotted import named
@@ -63,8 +63,7 @@ class Study:
     metrics      names and patterns (fnmatch) of the metrics that enter the digest, besides the objectives; those that
                  are names are shown first
     presets      name -> {path: value}, chosen by `-o preset=name`
-    search_preset  the preset of a new study whose overrides name none, which sets nothing that is searched; the command
-                 that trains a best trial alone takes no preset
+    search_preset  the preset of a new study whose overrides name none; it sets nothing that is searched
     plan         {path: values}: what `hpo plan` may change to save memory, the most valued first; of each the values in
                  your order of preference, none needing more memory than the one before
     data_paths   fields that name data files; their contents belong to the study's identity
@@ -192,18 +191,7 @@ class Study:
         ]:
             check_path(type(config), path)
         config_check.check(self.space, config)
-        self._check_search_preset(where)
-
-    def _check_search_preset(self, where: str) -> None:
-        """Raises StudyError if the preset of the search is none, or sets what is searched."""
-        if (preset := self.search_preset) is None:
-            return
-        if not isinstance(preset, str) or preset not in self.presets:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise StudyError(f"{where}: search_preset={preset!r} is none of its presets.")
-        if NO_PRESET in self.presets:
-            raise StudyError(f"{where}: a preset is called {NO_PRESET!r}, which names none: call it otherwise.")
-        if both := [path for path in flatten(self.presets[preset]) if path in self.space.paths]:
-            raise StudyError(f"{where}: search_preset={preset!r} sets {both[0]}, which is searched: leave one of them.")
+        search_preset_of.check(self, where)
 
     def __getattr__(self, name: str) -> Any:
         raise optuna_names.missing("a study", name, optuna_names.OF_STUDY)
@@ -226,9 +214,7 @@ class Study:
         is_named, requested = "preset" in settings, settings.pop("preset", None)
         preset = None if requested in (None, "null") else str(requested)
         if preset not in (None, NO_PRESET, *self.presets):
-            names = [*self.presets, *([NO_PRESET] if self.search_preset else [])]
-            known = f"this study has {', '.join(names) or 'none'}{near(preset, names) or '.'}"
-            raise SpaceError(f"unknown preset {preset!r}: {known}")
+            raise search_preset_of.unknown(self, preset)
         if preset not in self.presets:
             preset = NO_PRESET if is_named and self.search_preset else None
         values = flatten(self.presets.get(preset, {}) if preset else {}) | flatten(settings)
@@ -253,26 +239,6 @@ class Study:
         )
         list(study.tried())
         return study
-
-    def new_overrides(self, overrides: Mapping[str, object]) -> dict[str, object]:
-        """Returns the overrides of a new study: `overrides` under `search_preset` if they name no preset."""
-        return {**({"preset": self.search_preset} if self.search_preset else {}), **overrides}
-
-    def as_new(self, overrides: Mapping[str, object]) -> Study:
-        """Returns the study as a new run with `overrides` configures it. Raises SpaceError as `configure` does."""
-        return self.configure(self.new_overrides(overrides))
-
-    def of_search_alone(self) -> dict[str, Any]:
-        """Returns the overrides whose values are those of `search_preset`, with `preset`.
-
-        `preset` is `none` where the study has no preset, which a new study has to be given. Empty under another preset.
-        """
-        preset = self.overrides.get("preset", NO_PRESET)
-        if not self.search_preset or preset not in (self.search_preset, NO_PRESET):
-            return {}
-        values = flatten(self.presets.get(preset, {}))
-        values = {path: resolve(type(self.config), path, value) for path, value in values.items()}
-        return {"preset": preset} | {path: value for path, value in values.items() if self.overrides[path] == value}
 
     def _judged(self, config: BaseModel) -> tuple[Objective, ...]:
         """Returns the objectives; with folds or seeds, of the means in the last reports."""

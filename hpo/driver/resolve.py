@@ -13,6 +13,7 @@ from hpo.declaration.budget import Budget
 from hpo.declaration.enqueue import within
 from hpo.declaration.loading import is_another
 from hpo.declaration.resolved import ResolvedStudy
+from hpo.declaration.search_preset import new_overrides, of_search_alone
 from hpo.declaration.spec import StudySpec
 from hpo.declaration.study import Study
 from hpo.door import option
@@ -200,7 +201,7 @@ def _declared_values(study: Study) -> dict[str, Any]:
     return {
         "reference": study.reference,
         "overrides": dict(study.overrides),
-        "of_search_alone": study.of_search_alone(),
+        "of_search_alone": of_search_alone(study),
         "metrics": list(study.metrics),
         "read_when": dict(study.read_when),
         "objectives": [objective.to_json() for objective in study.objectives],
@@ -254,7 +255,7 @@ def _overrides(requested: StudyRequest, source: Study, stored: StudySpec | None)
     """
     overrides = flatten(requested.overrides)
     if stored is None:
-        return overrides if requested.listed else source.new_overrides(overrides)
+        return overrides if requested.listed else new_overrides(source, overrides)
     return overrides if "preset" in overrides else {**stored.overrides, **overrides}
 
 

@@ -20,6 +20,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from hpo import load
+from hpo.declaration.search_preset import as_new
 from hpo.errors import UserError
 from hpo.space.config import parse_override
 from studies.atft.config import Config, DataConfig
@@ -280,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         overrides = dict(map(parse_override, options.overrides))
-        config = load("atft").as_new({"data.path": options.path, **overrides}).config
+        config = as_new(load("atft"), {"data.path": options.path, **overrides}).config
         assert isinstance(config, Config)
         print(json.dumps(check(config), indent=2))
     except (UserError, DataError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hpo.analysis.training.single_process import for_one_process, stepped
 from hpo.declaration.references import load
+from hpo.declaration.search_preset import as_new
 from hpo.door import option
 from trainer.diagnose.batch_size import BatchSizes
 
@@ -14,7 +15,7 @@ def batch_find(reference: str, overrides: Mapping[str, object], steps: int) -> B
     """Trains `steps` windows of the study's configuration under `overrides`, and measures the gradients' noise."""
     from trainer.diagnose.batch_size import find_batch_size
 
-    study = load(reference).as_new(overrides)
+    study = as_new(load(reference), overrides)
     config = for_one_process(study.config)
     task = stepped(study, config, "whose gradients cannot be looked at")
     return find_batch_size(task, config.train, steps)

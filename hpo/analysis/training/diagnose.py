@@ -20,6 +20,7 @@ from hpo.analysis.results.trial import detail, kept_checkpoint
 from hpo.analysis.training.single_process import for_one_process
 from hpo.declaration.references import load
 from hpo.declaration.resolved import ResolvedStudy
+from hpo.declaration.search_preset import as_new
 from hpo.declaration.study import Study
 from hpo.door import option
 from hpo.errors import UserError
@@ -107,7 +108,7 @@ class Diagnosis:
 
 def of_configuration(reference: str, overrides: Mapping[str, object]) -> Subject:
     """Returns the study's own configuration under `overrides`."""
-    study = load(reference).as_new(overrides)
+    study = as_new(load(reference), overrides)
     return Subject(study.name, study, for_one_process(study.config))
 
 

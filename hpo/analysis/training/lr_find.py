@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hpo.analysis.training.single_process import for_one_process, stepped
 from hpo.declaration.references import load
+from hpo.declaration.search_preset import as_new
 from hpo.door import option
 from hpo.errors import UserError
 from trainer.diagnose.range_test import RangeTest
@@ -23,7 +24,7 @@ def lr_find(reference: str, overrides: Mapping[str, object], low: float, high: f
             f"{option('low', format(low, 'g'))} and {option('high', format(high, 'g'))}: give two rates above 0, the "
             "lower one first."
         )
-    study = load(reference).as_new(overrides)
+    study = as_new(load(reference), overrides)
     config = for_one_process(study.config)
     task = stepped(study, config, "which the range test cannot step through")
     return find_lr(task, config.train, low, high, steps)

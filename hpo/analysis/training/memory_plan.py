@@ -15,6 +15,7 @@ import numpy as np
 
 from hpo.analysis.training.single_process import stepped
 from hpo.declaration.references import load
+from hpo.declaration.search_preset import as_new
 from hpo.declaration.study import Study
 from hpo.door import option
 from hpo.errors import HpoError, UserError
@@ -82,7 +83,7 @@ def plan(
     `told` is called with the number of decided configurations and the number of all. Raises UserError if nothing fits,
     and if the study has no step that can be estimated.
     """
-    study = load(reference).as_new(overrides)
+    study = as_new(load(reference), overrides)
     fields = _fields(study, set(flatten(overrides)))
     steps = Steps(study, fields)
     empty = Plan(study.name, memory, [], fields, bool(study.plan), 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.declaration.references import load
+from hpo.declaration.search_preset import as_new
 from hpo.declaration.user_code import own_code
 from hpo.errors import UserError
 from hpo.text import counted
@@ -38,7 +39,7 @@ def curve(reference: str, overrides: Mapping[str, object], steps_per_epoch: int 
     from trainer.optim.schedule import never_warm, scaled_lr, schedule
     from trainer.runtime.epochs import Epochs
 
-    study = load(reference).as_new(overrides)
+    study = as_new(load(reference), overrides)
     config: Any = study.config
     if not isinstance(getattr(config, "train", None), TrainConfig):
         raise UserError(f"study {study.name!r} has no TrainConfig in its field train, so no schedule of ours.")

@@ -14,6 +14,7 @@ from hpo import Float
 from hpo.analysis.training.schedule import curve
 from hpo.cli.main import app
 from hpo.declaration.folds import unfit
+from hpo.declaration.search_preset import as_new
 from hpo.ledger import Ledger, queries
 from hpo.space.config import apply
 from hpo.space.space import Space
@@ -204,7 +205,7 @@ def test_each_fold_of_each_preset_leaves_days_to_train_on():
 
 
 def test_three_folds_train_on_no_more_days_than_one_training():
-    plain, folded = STUDY.configure({}).config, STUDY.as_new({}).config
+    plain, folded = STUDY.configure({}).config, as_new(STUDY, {}).config
     days = plain.data.market.num_days
     folds = [walk_forward(days, folded.in_fold(fold, folded.train.folds).data) for fold in range(folded.train.folds)]
     assert sum(len(fold.train) for fold in folds) <= len(walk_forward(days, plain.data).train)
