@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpo.errors import SpaceError, StudyError
 from hpo.space.assignments import NO_PRESET
@@ -43,7 +43,7 @@ def as_new(study: Study, overrides: Mapping[str, object]) -> Study:
     return study.configure(new_overrides(study, overrides))
 
 
-def of_search_alone(study: Study) -> dict[str, Any]:
+def of_search_alone(study: Study) -> dict[str, object]:
     """Returns the overrides whose values are those of `search_preset`, with `preset`.
 
     `preset` is `none` where the study has no preset, which a new study has to be given. Empty under another preset.

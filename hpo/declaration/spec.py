@@ -27,7 +27,7 @@ class StudySpec(BaseModel):
     reference: str
     name: str
     overrides: dict[str, Any] = Field(default_factory=dict)
-    of_search_alone: dict[str, Any] = Field(default_factory=dict[str, Any])  # those that train no best trial alone
+    of_search_alone: dict[str, object] = Field(default_factory=dict[str, object])  # those that train no best trial alone
     sampler: str
     sampler_options: dict[str, int] = Field(default_factory=dict)
     strategy: dict[str, Any]
@@ -42,7 +42,7 @@ class StudySpec(BaseModel):
     tier: int | None = None
     enqueue: list[dict[str, Any]] = Field(default_factory=list)  # parameters to be tried first
     learn_from: list[str] = Field(default_factory=list[str])  # the earlier studies that `knowledge` comes from
-    knowledge: dict[str, Any] = Field(default_factory=dict[str, Any])  # what they taught: hpo.search.knowledge
+    knowledge: dict[str, Any] = Field(default_factory=dict)  # what they taught: hpo.search.knowledge
     densities: dict[str, str] = Field(default_factory=dict[str, str])  # path -> density that it follows by default
     warm_start: str | None = None  # the study that `earlier` comes from
     earlier: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])  # its trials, copied by release 0.2

@@ -86,7 +86,7 @@ def configured(request: RunRequest, stored: Stored, source: Study) -> Declared:
     return Declared(source, bare, study, tier, overrides, notices)
 
 
-def _refusal(study: Study, overrides: Mapping[str, Any], enqueue: Sequence[Mapping[str, Any]] | None) -> str:
+def _refusal(study: Study, overrides: Mapping[str, object], enqueue: Sequence[Mapping[str, object]] | None) -> str:
     """Returns the error with which a study cannot be configured so; empty if it can."""
     try:
         study.configure(overrides, enqueue)
@@ -248,7 +248,7 @@ def _sampler(search: SearchRequest, begun: StudySpec | None, study: Study, made:
     return _sampling(sampler_spec(_specified(search.sampler, begun.sampling() if begun else {}, study.sampler)))
 
 
-def _overrides(requested: StudyRequest, source: Study, stored: StudySpec | None) -> dict[str, Any]:
+def _overrides(requested: StudyRequest, source: Study, stored: StudySpec | None) -> dict[str, object]:
     """Returns the requested overrides merged over the stored ones; a requested preset replaces all stored ones.
 
     A new search has those of the declared preset; a list's are complete.

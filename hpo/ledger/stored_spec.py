@@ -52,7 +52,7 @@ class StoredSpec:
     reference: str = ""
     name: str = ""
     overrides: dict[str, Any] = field(default_factory=dict[str, Any])
-    of_search_alone: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    of_search_alone: Mapping[str, object] = field(default_factory=dict[str, object])
     sampler: str = ""
     strategy: Mapping[str, Any] = field(default_factory=lambda: {"name": "none"})
     order: str = "ordered"

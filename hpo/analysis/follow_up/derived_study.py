@@ -160,7 +160,7 @@ def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, object]], 
     )
 
 
-def _kept(spec: StudySpec, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+def _kept(spec: StudySpec, overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Returns the overrides of a study that hold for one derived from it: a preset replaces that of the search."""
     if "preset" not in overrides:
         return spec.overrides

@@ -96,7 +96,7 @@ def _best_trial(connection: Connection, home: Home, study: StudyRow, found: answ
     }
 
 
-def _alone(spec: StoredSpec) -> dict[str, Any]:
+def _alone(spec: StoredSpec) -> dict[str, object]:
     """Returns the overrides that train a trial alone."""
     return {path: value for path, value in spec.overrides.items() if path not in spec.of_search_alone}
 

@@ -17,7 +17,7 @@ from hpo.ledger.stored_spec import StoredSpec
 
 NAMES = ("attempt", "checkpoint", "decision", "event", "lease", "row", "study", "worker")
 MOST_SUBSCRIPTS = 50
-MOST_ANY = 1056
+MOST_ANY = 1055
 KINDS = [kind for kind in vars(rows).values() if isinstance(kind, type) and is_dataclass(kind)]
 
 
