@@ -27,7 +27,7 @@ class StudySpec(BaseModel):
     reference: str
     name: str
     overrides: dict[str, Any] = Field(default_factory=dict)
-    of_search_alone: dict[str, object] = Field(default_factory=dict[str, object])  # those that train no best trial alone
+    of_search_alone: dict[str, object] = Field(default_factory=dict)  # those that train no best trial alone
     sampler: str
     sampler_options: dict[str, int] = Field(default_factory=dict)
     strategy: dict[str, Any]
