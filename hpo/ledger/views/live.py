@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Select, bindparam, select, union_all
 
 from hpo.errors import UserError
 from hpo.ledger.database.tables import mirrors, reports, trials
+from hpo.ledger.names import machine_dependent
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import Connection, StudyRow
 from hpo.text import near
@@ -94,8 +95,11 @@ def has_reported(connection: Connection, study_id: int, metric: str) -> bool:
 
 
 def unreported(connection: Connection, study: StudyRow, metric: str) -> UserError:
-    """Returns the error for a metric that no trial has reported, with the most similar names, or the first ten."""
-    known = reported(connection, study.id)
+    """Returns the error for a metric that no trial has reported, with the most similar names, or ten of all.
+
+    Metrics of the machine are the last ones.
+    """
+    known = sorted(reported(connection, study.id), key=machine_dependent)
     listing = f": there are {', '.join(known[:_NAMED])}{' ...' * (len(known) > _NAMED)}." if known else " yet."
     return UserError(f"no trial of study {study.name!r} has reported {metric!r}{near(metric, known) or listing}")
 

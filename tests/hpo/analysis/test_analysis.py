@@ -32,6 +32,7 @@ from hpo.driver.request import request_of
 from hpo.driver.run import run
 from hpo.errors import HpoError, UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.names import machine_dependent
 from hpo.search.spread import Spread
 from hpo.space.config import as_json, flatten
 from hpo.storage.home import Home
@@ -608,8 +609,10 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
         unknown.exit_code == 2
         and "no trial of study 'mlp-confirm' has reported 'test/acuracy'; did you mean" in unknown.stderr
     )
-    seldom = ("--top", "2", "--seeds", "3", "--hold-out", "test/none", "--name", "unmeasured", "--executor", "inline")
-    assert hpo(home, "confirm", "--study", "mlp", *seldom).exit_code == 2
+    seldom = ("--top", "2", "--seeds", "3", "--hold-out", "recall", "--name", "unmeasured", "--executor", "inline")
+    unmeasured = hpo(home, "confirm", "--study", "mlp", *seldom)
+    listed = unmeasured.stderr.split("there are ")[1].split(", ")
+    assert unmeasured.exit_code == 2 and listed == sorted(listed, key=machine_dependent) and "test/loss" in listed
     assert len(values(home, "unmeasured")) == 3, "one round shows that no training measures it"
     other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
