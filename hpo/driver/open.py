@@ -70,11 +70,13 @@ def open_study(
             f"same by {option('allow_drift')}."
         )
     if changed and not options.allow_drift and not (anew and _without_value(ledger, row.id)):
-        removes = command(f"rm --study {spec.name}")
+        another = f"continue with {option('allow_drift')}, start another study with "
+        another += f"`{step(f'run --study {spec.reference} --name NAME')}`"
+        if spec.listed:  # such a study is begun by the command that lists its trials
+            another = f"start another study by {option('name', 'NAME')}"
         raise DriftError(
-            f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo the change, continue with "
-            f"{option('allow_drift')}, start another study with `{step(f'run --study {spec.reference} --name NAME')}`, "
-            f"or delete this one with `{removes}`."
+            f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo the change, {another}, or "
+            f"delete this one with `{command(f'rm --study {spec.name}')}`."
         )
     return row
 

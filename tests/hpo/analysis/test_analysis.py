@@ -614,6 +614,9 @@ def test_a_confirmation_is_not_mixed_with_another(home, confirmed):
     listed = unmeasured.stderr.split("there are ")[1].split(", ")
     assert unmeasured.exit_code == 2 and listed == sorted(listed, key=machine_dependent) and "test/loss" in listed
     assert len(values(home, "unmeasured")) == 3, "one round shows that no training measures it"
+    drifted = hpo(home, "confirm", "--study", "mlp", "--top", "2", "--seeds", "2", "-o", "train.seed=3")
+    assert drifted.exit_code == 2
+    assert "changed from 0 to 3: undo the change, start another study by --name NAME, or delete" in drifted.stderr
     other = hpo(home, "ablate", "--study", "mlp", "--name", "mlp-confirm")
     assert other.exit_code == 2
     assert "study 'mlp-confirm' is there already and has trained others: name a new one by --name." in other.stderr
