@@ -134,6 +134,16 @@ def megabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
 
 
+def roughly(seconds: float) -> str:
+    """Returns `spelled` of the time to the minute from an hour on, and to the hour from a day on.
+
+    >>> roughly(59.7), roughly(3.1 * 3600), roughly(40 * 3600)
+    ('1m', '3h6m', '1d16h')
+    """
+    unit = 3600 if seconds >= 86400 else 60 if seconds >= 3600 else 1
+    return spelled(round(seconds / unit) * unit)
+
+
 def spelled(seconds: float) -> str:
     """Returns the time to the second in the form that `parse_time` reads: `1h30m`."""
     left, text = max(round(seconds), 0), ""

@@ -72,16 +72,25 @@ def preparing(executor: str | None) -> Iterator[Prepared | None]:
         yield prepared
 
 
-def drive(request: RunRequest, prepared: Prepared | None, *, quiet: bool = False, as_json: bool = False) -> None:
+def drive(
+    request: RunRequest,
+    prepared: Prepared | None,
+    *,
+    quiet: bool = False,
+    as_json: bool = False,
+    concludes: bool = True,
+) -> None:
     """Runs or resumes a study and shows it; with `as_json` shows it on standard error and prints the result.
 
     Raises StudyStopped if the study has ended without a result.
+
+    concludes  whether nothing follows; else the summary of a complete study is left out
     """
     with (
         starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
         json_output.notes(as_json or quiet),
     ):
-        result = _drive(request, prepared, begun)
+        result = _drive(request, prepared, begun, concludes=concludes)
     if as_json:
         json_output.print_json(_ended(request, result))
     if result.signal:
@@ -104,13 +113,15 @@ def _ended(request: RunRequest, result: RunResult) -> dict[str, Any]:
         }
 
 
-def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], None]) -> RunResult:
+def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], None], *, concludes: bool) -> RunResult:
     from hpo.display.console import Console
     from hpo.display.summary import summary
     from hpo.display.watch import watched
 
     console = Console()
     result, view = watched(request, console, begun, prepared=prepared)
+    if not concludes and result.state == "complete" and not result.behind:
+        return result
     with _deaf():
         console.print(summary(view.progress, result, view.seconds), markup=False, highlight=False, soft_wrap=True)
         if result.reason and result.state != "stopped" and not result.signal:

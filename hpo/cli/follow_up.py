@@ -27,7 +27,7 @@ from hpo.cli.options import (
 from hpo.door import option
 from hpo.errors import HpoError, UserError
 from hpo.terminal import print
-from hpo.text import command
+from hpo.text import command, counted
 
 if TYPE_CHECKING:
     from hpo.analysis.follow_up.derived_study import RunDefaults, SourceStudy
@@ -93,6 +93,10 @@ def confirm(
     metrics = confirming.held_out(source, hold_out)
     confirmation = name or confirmed_in(source.name, by_fold=folds)
     confirming.check_measured(ledger, source, confirmation, hold_out, driven.overrides)
+
+    if top > (complete := len(source.ranked)):
+        there = counted(complete, "complete trial")
+        print(f"{option('top', top)}: the study has only {there}", file=sys.stderr)
 
     def results() -> list[confirming.Confirmation]:
         return confirming.confirmations(source, confirmation, metrics, repeats(ledger, confirmation, metrics))
@@ -235,6 +239,6 @@ def _rounds(
         while step != last and not (step.over and last):
             if not step.over:
                 print(step.line, file=sys.stderr)
-            drive(step.request, None, quiet=quiet)
+            drive(step.request, None, quiet=quiet, concludes=False)
             yield step
             step, last = planned(ledger, of, name, wanted, driven), step

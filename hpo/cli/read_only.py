@@ -26,7 +26,10 @@ app = typer.Typer()
 def status(
     study: StudyOption = None, as_json: JsonOption = False, home: HomeOption = ".hpo", storage: StorageOption = None
 ) -> None:
-    """Show the progress of a study, or of several in a line each."""
+    """Show the progress of a study, or of several in a line each.
+
+    The studies that others have derived from a single one have a line each below it.
+    """
     from hpo.analysis.results.forecast import forecast_of
     from hpo.analysis.results.idle import idle
     from hpo.analysis.results.status import after, describe, facts_of, line
@@ -36,20 +39,21 @@ def status(
 
     ledger, names, at = open_studies(home, storage, study)
     with ledger.read() as connection:
+        derived = queries.derived(connection)
+        own = [name for name in names if study or derived.get(name) not in names]
         if as_json:
-            derived = queries.derived(connection)
-            rows = [facts_of(connection, name, at) for name in names if study or derived.get(name) not in names]
+            rows = [facts_of(connection, name, at) for name in own]
             print_json(rows if len(rows) > 1 else rows[0])
             return
-        statuses = [queries.status(connection, name) for name in names]
-        if len(statuses) == 1:
-            row = queries.study_row(connection, names[0])
-            waits = idle(connection, row.id, statuses[0].state == "running")
-            print(describe(statuses[0], waits, worker_queries.fused(connection, row.id), forecast_of(connection, row)))
-            for text in after(connection, statuses[0], at):
+        statuses = {name: queries.status(connection, name) for name in names}
+        if len(own) == 1:
+            status_of, row = statuses.pop(own[0]), queries.study_row(connection, own[0])
+            waits = idle(connection, row.id, status_of.state == "running")
+            print(describe(status_of, waits, worker_queries.fused(connection, row.id), forecast_of(connection, row)))
+            for text in after(connection, status_of, at):
                 print(text)
-            return
-    print("\n".join(map(line, statuses)))
+    for status_of in statuses.values():
+        print(line(status_of))
 
 
 @app.command()

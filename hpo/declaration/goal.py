@@ -143,8 +143,9 @@ class GoalWatch:
         if self._forecast is not None and self._goal.gain is not None and self._forecast.gain < self._goal.gain:
             resumes = command(f"resume --study {study} --stop-when {NONE}")
             return (
-                f"the next {HORIZON} trials are expected to improve on {best}, by {self._forecast.gain:.2g}, less than "
-                f"the {self._goal.gain:g} of {option('stop_when')}: `{resumes}` goes on."
+                f"after {len(self._seen)} trials with a value the next {HORIZON} were expected to improve on {best}, "
+                f"by {self._forecast.gain:.2g}, less than the {self._goal.gain:g} of {option('stop_when')}: "
+                f"`{resumes}` goes on."
             )
         resumes = command(f"resume --study {study} --patience {2 * self._since}")
         return f"{counted(self._since, 'trial')} without improvement on {best}: `{resumes}` goes on."

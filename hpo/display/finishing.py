@@ -23,10 +23,14 @@ Run = Callable[[RunRequest], RunResult]
 
 
 class Step(Protocol):
-    """A training of a phase; `line` describes it."""
+    """A training of a phase; `line` describes it, and `notice`, if any, says how the phase differs from what was
+    asked for."""
 
     @property
     def line(self) -> str: ...
+
+    @property
+    def notice(self) -> str: ...
 
     @property
     def request(self) -> RunRequest: ...
@@ -64,10 +68,12 @@ def _phase(
     The search has ended, and its result stays whatever happens in the phase. An interrupted phase leaves the study
     interrupted: the next run of the study continues it. `untrained` begins the sentence on an error.
     """
-    last = None
+    last = noticed = None
     with closing(Ledger(request.storage.url, create=False)) as ledger:
         try:
             while (step := planned(ledger, request, searched.study)) and step != last:
+                if step.notice not in ("", noticed):
+                    _say(console, noticed := step.notice)
                 _say(console, step.line)
                 ended, last = run(step.request), step
                 if ended.signal is not None:

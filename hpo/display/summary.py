@@ -41,7 +41,7 @@ def summary(progress: Progress, result: RunResult, seconds: float) -> str:
         lines.append(behind_by(result.behind, result.damage))
     study, resumes = f"--study {progress.name}", result.state == "interrupted" and not result.reason
     failed = [trial.number for trial in progress.trials.values() if trial.state == "failed"]
-    following = next_commands(progress.name, failed, resumes, progress.saves)
+    following = next_commands(progress.name, failed, progress.saves, progress.continuing if resumes else "")
     if progress.best and not resumes:
         following[command(f"best {study}")] = (
             "its checkpoint, and " if progress.keeps_best else ""

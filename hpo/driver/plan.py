@@ -120,8 +120,8 @@ def _check_confirm(request: RunRequest, stored: Stored, resolved: ResolvedStudy,
     shown = option("confirm", spec.confirm)
     if SEED not in flatten(as_json(resolved.study.config)):
         raise UserError(
-            f"{shown}: study {spec.name!r} has no field {SEED}, by which a training could be repeated otherwise: give "
-            f"the configuration that field, or {option('confirm', NONE)}."
+            f"{shown}: study {spec.name!r} has no field {SEED}, by which a training could be repeated under "
+            f"another seed: give the configuration that field, or {option('confirm', NONE)}."
         )
     if lacking := folds_lacking(spec.name, declared, len(resolved.study.folds)):
         raise UserError(f"{shown}: {lacking}.")

@@ -19,12 +19,11 @@ from hpo.driver.request import DriverOptions, Reserve, RunRequest, RunResult, re
 from hpo.driver.signals import Signals, leave
 from hpo.errors import HpoError
 from hpo.ledger import Ledger, audit, queries, tags
-from hpo.ledger.finished import resumed_by
+from hpo.ledger.continuing import continuing
 from hpo.ledger.rows import Connection
 from hpo.ledger.views import verify as verify_queries
 from hpo.storage.metrics_json import Results
 from hpo.terminal import print
-from hpo.text import command
 from hpo.tracking.mlflow.client import silence
 from hpo.tracking.mlflow.damage import damage_of
 from hpo.workers.prepared import Prepared
@@ -120,8 +119,7 @@ def _drive(
             on_tick("")
             return RunResult(spec.name, state, driver.reason, 0, None, finishes=True)
     beside.start()
-    again = ledger.look(lambda connection: resumed_by(connection, spec.name, spec.listed_of))
-    resumes = command(f"resume --study {again}")
+    resumes = ledger.look(lambda connection: continuing(connection, queries.study_row(connection, spec.name)))
     signals = Signals(driver, beside.kill, resumes, at_once)
 
     def tell(left: int) -> None:

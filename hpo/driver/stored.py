@@ -16,8 +16,10 @@ from hpo.declaration.study import Study
 from hpo.driver import cell_versions, learn, tiers
 from hpo.driver.learn import Lessons
 from hpo.driver.request import RunRequest
-from hpo.errors import StudyError
+from hpo.errors import StudyError, UserError
 from hpo.ledger import Ledger, queries
+from hpo.ledger.answer import confirms
+from hpo.ledger.continuing import continuing
 from hpo.ledger.removal import check_whole
 from hpo.ledger.rows import Connection, StudyRow
 from hpo.text import command
@@ -75,7 +77,17 @@ def _read(connection: Connection, request: RunRequest, declared: Study | None) -
         check_whole(row)
     if stored.spec and stored.spec.imported:
         raise imported.refuse(name)
+    if row is not None and declared is None and confirms(row.spec.listed):
+        _check_continued(connection, row)
     return stored
+
+
+def _check_continued(connection: Connection, row: StudyRow) -> None:
+    """Raises UserError for a race of trials that another command continues, since it knows the rounds to come."""
+    continues = continuing(connection, row)
+    if continues != command(f"resume --study {row.name}"):
+        confirmed = f"study {row.name!r} confirms trials of study {row.spec.listed_of!r}"
+        raise UserError(f"{confirmed}: `{continues}` goes on with it.")
 
 
 def with_lessons(ledger: Ledger | None, request: RunRequest, stored: Stored, study: Study) -> Stored:

@@ -22,7 +22,7 @@ from hpo.ledger.database.tables import asks, studies, trials
 from hpo.ledger.finished import Finished, finished, phases_of
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import StudyRow
-from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED
+from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED, Confirm
 from hpo.search.ranking import best_of
 from hpo.search.spread import Rival, Spread, standing
 from hpo.text import command, counted
@@ -48,6 +48,7 @@ class OtherSeeds:
     unconfirmed  those of `selected` that were not trained under as many other seeds: never, or they left the race
     rivals       the runner-up and the default configuration, with one objective
     trials       the number of trials that were trained again
+    top          how many of the best trials, by the search, the best one and the runner-up are among
     by_fold      whether each seed trained on another fold of the data
     """
 
@@ -59,6 +60,7 @@ class OtherSeeds:
     unconfirmed: list[int] = field(default_factory=list[int])
     rivals: list[Rival] = field(default_factory=list[Rival])
     trials: int = 0
+    top: int = 0
     by_fold: bool = False
 
     @classmethod
@@ -81,7 +83,8 @@ class OtherSeeds:
 
     def with_command(self, study: str, number: int) -> list[str]:
         """Returns `lines` with the command that trains more seeds of study `study`, whose best trial is `number`."""
-        return self.lines(number, lambda count: f"`{more_seeds(study, self.study, self.trials, count)}`")
+        top = max(self.top, self.trials)
+        return self.lines(number, lambda seeds: f"`{confirming(study, self.study, Confirm(top, seeds))}`")
 
     @property
     def beaten(self) -> bool:
@@ -125,11 +128,11 @@ def _plus_minus(error: float | None) -> str:
     return "" if error is None else f" ± {error:.2g}"
 
 
-def more_seeds(study: str, name: str, top: int, seeds: int) -> str:
-    """Returns the command that trains the `top` best trials of a study, and its default, under so many seeds in study
-    `name`."""
+def confirming(study: str, name: str, wanted: Confirm) -> str:
+    """Returns the command that trains the best trials of a study, and its default, as `wanted` in study `name`."""
     named = "" if name in phases_of(study) else f" {flag('name')} {name}"
-    return command(f"confirm --study {study}{named} --top {top} --seeds {seeds}")
+    by_fold = f" {flag('folds')}" if wanted.by_fold else ""
+    return command(f"confirm --study {study}{named} --top {wanted.trials} --seeds {wanted.seeds}{by_fold}")
 
 
 def label(number: int | str) -> str:
@@ -211,15 +214,18 @@ def _under_other_seeds(
         if confirms(listed):
             runs = _runs(connection, study.id, row["id"], listed)
             trials_of = {number: list(runs[number].values()) for number in runs if number in scored}
-            summaries = _with_rivals(study, _summarized(study, row["name"], trials_of), runs)
-            top = len({entry["label"] for entry in listed if entry["label"] != DEFAULT})
+            summaries = _with_rivals(study, _summarized(study, row["name"], trials_of), runs, scored)
+            trained = len({entry["label"] for entry in listed if entry["label"] != DEFAULT})
             by_fold = has_folds(listed)
-            return {number: replace(seeds, trials=top, by_fold=by_fold) for number, seeds in summaries.items()}
+            return {number: replace(seeds, trials=trained, by_fold=by_fold) for number, seeds in summaries.items()}
     return {}
 
 
 def _with_rivals(
-    study: StudyRow, summaries: dict[int, OtherSeeds], runs: Mapping[int, Mapping[int, Sequence[float]]]
+    study: StudyRow,
+    summaries: dict[int, OtherSeeds],
+    runs: Mapping[int, Mapping[int, Sequence[float]]],
+    scored: Mapping[int, Sequence[float]],
 ) -> dict[int, OtherSeeds]:
     """Returns the summaries, of which the best one has its rivals; unchanged with several objectives."""
     [objective, *more] = study.spec.objectives
@@ -235,7 +241,9 @@ def _with_rivals(
         values, others = ([runs[of][seed][0] for seed in seeds] for of in (best, number))
         ahead, again = Spread.of_pairs(values, others, sign), Spread.of([row[0] for row in runs[number].values()])
         rivals += [Rival(name, again, ahead)] if ahead and again else []
-    return {**summaries, best: replace(summaries[best], rivals=rivals)}
+    ranked = sorted(scored, key=lambda number: (-sign * scored[number][0], number))
+    top = 1 + max(map(ranked.index, [best, *second]))
+    return {**summaries, best: replace(summaries[best], rivals=rivals, top=top)}
 
 
 def _runs(

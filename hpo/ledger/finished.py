@@ -18,7 +18,6 @@ from hpo.ledger.database.tables import asks, studies, trials
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import StudyRow
 from hpo.ledger.stored_spec import StoredSpec
-from hpo.search.confirming import NONE
 from hpo.search.finishing import trained
 
 RESUME_FROM = "train.resume_from"
@@ -94,19 +93,6 @@ def confirmed_in(study: str, *, by_fold: bool = False) -> str:
 def phases_of(study: str) -> tuple[str, ...]:
     """Returns the names of the studies in which the phases after a search train."""
     return phase_of(study), confirmed_in(study), confirmed_in(study, by_fold=True)
-
-
-def resumed_by(connection: Connection, name: str, listed_of: str | None) -> str:
-    """Returns the study to resume to continue study `name`: for a phase after a search, the study of its search.
-
-    listed_of  the study that `name` is derived from, if it is derived
-    """
-    if not listed_of or name not in phases_of(listed_of):
-        return name
-    if name == phase_of(listed_of):
-        return listed_of
-    source = connection.execute(select(studies).where(studies.c.name == listed_of)).mappings().one_or_none()
-    return listed_of if source and StudyRow.of(source).spec.confirm != NONE else name  # else by `hpo confirm`
 
 
 def finished(connection: Connection, study: StudyRow) -> dict[int, Finished]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -20,7 +20,7 @@ from hpo.search.strategies.paired import chance_of_less
 from hpo.text import counted
 
 NONE = "none"
-SEED = "train.seed"  # the field by which a training is repeated otherwise
+SEED = "train.seed"  # the field by which a training is repeated
 DEFAULT = "default"  # the label of the default configuration
 DEFAULT_NAME = "the default configuration"
 FOLDS = "folds"
@@ -52,15 +52,20 @@ class Confirm:
     def __str__(self) -> str:
         return f"{self.trials}x{self.seeds}{FOLDS if self.by_fold else ''}"
 
-    def within(self, fits: int) -> Confirm | None:
+    def within(
+        self, fits: int, fewest: int = 1, total: Callable[[Confirm], int] = lambda part: part.fits
+    ) -> Confirm | None:
         """Returns the largest request of at most so many trainings; None where there is room for no comparison.
 
-        It has fewer trials, but two of them, before it has fewer seeds.
+        It has fewer trials, but two of them, before it has fewer seeds, and at least the `fewest` seeds.
+
+        total  returns the trainings of a request, together with earlier ones that count too
         """
         for least in (min(2, self.trials), 1):
-            for seeds in range(self.seeds, 0, -1):
-                if (trials := min(self.trials, fits // seeds - 1)) >= least:
-                    return replace(self, trials=trials, seeds=seeds)
+            for seeds in range(max(self.seeds, fewest), fewest - 1, -1):
+                for trials in range(min(self.trials, fits // seeds - 1), least - 1, -1):
+                    if total(part := replace(self, trials=trials, seeds=seeds)) <= fits:
+                        return part
         return None
 
     @property
@@ -78,7 +83,7 @@ def folds_lacking(study: str, wanted: Confirm, folds: int) -> str:
     if not wanted.by_fold or wanted.seeds <= folds:
         return ""
     if not folds:
-        return f"study {study!r} declares no folds (`folds=` of hpo.Study): train under other seeds alone"
+        return f"study {study!r} declares no folds (`folds=` of hpo.Study): confirm under other seeds alone"
     return f"study {study!r} declares {counted(folds, 'fold')}: ask for no more seeds than that"
 
 

@@ -84,7 +84,7 @@ def doubt(ahead: Spread | None, first: str, second: str, more: Callable[[int], s
     return (
         f"{counted(ahead.count, 'seed')} cannot tell {first} from {second}: {first} is {ahead.against('')}, "
         f"seed by seed, and the 95 % interval of the difference is {low:+.2g} to {high:+.2g}; "
-        f"{f'{more(needed)} may tell' if needed else 'either will do'}"
+        f"{f'{more(needed)} may tell them apart' if needed else 'either will do'}"
     )
 
 

@@ -42,3 +42,19 @@ def test_a_url_with_a_password_is_left_to_the_environment(url):
     said = text.command("resume")
     assert "secret" not in said
     assert said.startswith('hpo resume --storage "${HPO_STORAGE:?')
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.2, "0s"),
+        (59.7, "1m"),
+        (270.0, "4m30s"),
+        (10819.0, "3h"),
+        (11160.0, "3h6m"),
+        (144000.0, "1d16h"),
+        (86399, "1d"),
+    ],
+)
+def test_an_expected_time_has_no_more_units_than_it_is_known_to(seconds, shown):
+    assert text.roughly(seconds) == shown

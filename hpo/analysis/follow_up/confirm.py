@@ -17,9 +17,9 @@ from hpo.declaration import content
 from hpo.door import option
 from hpo.errors import UserError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.answer import MORE_FOLDS, label, more_seeds
+from hpo.ledger.answer import MORE_FOLDS, confirming, label
 from hpo.ledger.views import live as live_queries
-from hpo.search.confirming import DEFAULT, DEFAULT_NAME
+from hpo.search.confirming import DEFAULT, DEFAULT_NAME, Confirm
 from hpo.search.ranking import best_of, rank
 from hpo.search.spread import Rival, Spread, nearest, seeds_needed, standing
 from hpo.space.objective import Objective, hold_out_of
@@ -108,6 +108,7 @@ class Confirmation:
     default  the default configuration under other seeds; None where it was not trained, or is one of the trials
     gain   by how much the first one is better than the default, over the seeds
     by_fold  whether each seed trained on another fold of the data
+    top    how many of the best trials, by the search, the first two are among
     """
 
     study: str
@@ -121,6 +122,7 @@ class Confirmation:
     default: Spread | None = None
     gain: Spread | None = None
     by_fold: bool = False
+    top: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [{**asdict(row), "gap": row.gap} for row in self.rows]}
@@ -138,6 +140,7 @@ def confirmations(
     known = {number: values for number, values in means.items() if None not in values}
     front = best_of(of.spec.objectives, known)  # pyright: ignore[reportArgumentType]
     confirmed, default = [], found.get(DEFAULT, ())
+    places = {trial["number"]: place for place, trial in enumerate(of.best(len(of.ranked)), 1)}
     for index, (objective, hold_out) in enumerate(zip(of.objectives, hold_outs, strict=True)):
         rows = [_confirmed(trials[number], seeds, index, left=number not in whole) for number, seeds in runs.items()]
         declared = objective.to_json()
@@ -147,8 +150,9 @@ def confirmations(
         base = Spread.of([run.values[index] for run in default])
         gain = _ahead(objective, index, runs[rows[0].trial], default) if rows and default else None
         by_fold = any(run.by_fold for run in chain.from_iterable(runs.values()))
+        top = max((places[row.trial] for row in rows[:2]), default=0)
         shown = of.name, name, objective.metric, hold_out, rows, front
-        confirmed.append(Confirmation(*shown, gap, ahead, base, gain, by_fold))
+        confirmed.append(Confirmation(*shown, gap, ahead, base, gain, by_fold, top))
     return confirmed
 
 
@@ -220,7 +224,7 @@ def notes(found: Confirmation, named: bool) -> list[str]:
         lines.append("no value differs between the seeds: the training does not use its seed, so luck is not measured")
     lines += not_repeated([row.trial for row in found.rows if row.changed])
     if left := [row.trial for row in found.rows if row.left]:
-        lines.append(f"left the race after fewer seeds: trial{'s' if left[1:] else ''} {', '.join(map(str, left))}")
+        lines.append(f"under fewer seeds, so last: trial{'s' if left[1:] else ''} {', '.join(map(str, left))}")
     if known:
         lines.append(f"gap: {found.hold_out} minus the value it was selected by; nothing was chosen by that")
         if found.gap and found.gap.error is not None:
@@ -278,7 +282,7 @@ def _first(found: Confirmation) -> str:
 
 
 def _more_seeds(found: Confirmation, seeds: int) -> str:
-    return more_seeds(found.study, found.name, len(found.rows), seeds)
+    return confirming(found.study, found.name, Confirm(max(found.top, len(found.rows)), seeds))
 
 
 def _quoted(found: Confirmation, seeds: int) -> str:

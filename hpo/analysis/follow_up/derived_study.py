@@ -94,7 +94,10 @@ def found(ledger: Ledger, name: str, *, complete: bool = True) -> SourceStudy:
         raise none_complete(name)
     base = flatten(as_json(study.config))
     if SEED not in base:
-        raise UserError(f"study {name!r} has no field {SEED}, by which a training could be repeated otherwise.")
+        raise UserError(
+            f"study {name!r} has no field {SEED}, by which a training could be repeated under another seed: give the "
+            "configuration that field."
+        )
     rows = [
         {
             "number": trial.number,
@@ -131,8 +134,17 @@ class RunDefaults:
     one_by_one: Collection[str] = ()
 
 
-def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, object]], driven: RunDefaults) -> RunRequest:
-    """Returns the request that runs the `listed` configurations as study `name`. Raises UserError for Ray Tune."""
+def request(
+    of: SourceStudy,
+    name: str,
+    listed: Sequence[Mapping[str, object]],
+    driven: RunDefaults,
+    confirm: str | None = None,
+) -> RunRequest:
+    """Returns the request that runs the `listed` configurations as study `name`. Raises UserError for Ray Tune.
+
+    confirm  the race of which they are the first rounds, so that its command can be named
+    """
     if driven.placement.executor == "ray-tune":
         raise UserError(
             f"{option('executor', 'ray-tune')} asks a scheduler what is trained, and here a list says it: take another."
@@ -150,6 +162,7 @@ def request(of: SourceStudy, name: str, listed: Sequence[Mapping[str, object]], 
         sampler="random",
         strategy="none",
         order="ordered",
+        confirm=confirm,
         enqueue=[],
         listed=listed,
         listed_of=of.name,

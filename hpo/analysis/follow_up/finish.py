@@ -48,6 +48,7 @@ class Finishing:
 
     line: str
     request: RunRequest
+    notice: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -54,12 +55,14 @@ if TYPE_CHECKING:
 class Round:
     """The trainings that the race needs next, and the request that runs them; `line` describes both.
 
-    over  whether nothing is left to train; the request then changes nothing
+    over    whether nothing is left to train; the request then changes nothing
+    notice  a sentence where the race is smaller than was asked for
     """
 
     line: str
     request: RunRequest
     over: bool
+    notice: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def planned(
         raise UserError(f"{lacking}.")
     if wanted.by_fold and not (leaves or before.listed) and (reason := unfit(of.study)):
         raise UserError(f"{reason} Confirm without {option('folds')}, under other seeds alone.")
-    seeds = [*before.seeds, *_fresh(of, before.seeds, rounds)][:rounds]
+    seeds = _seeds(of, before, rounds)
     folds = of.study.folds if wanted.by_fold else repeat({})
     repeats = dict(zip(seeds, folds, strict=False))
     candidates = _candidates(of, wanted.trials)
@@ -150,7 +153,8 @@ def planned(
     if gone := [candidate for candidate in candidates if candidate not in state.alive]:
         line += f"; {_named(gone)} left the race"
     over = not state.missing and len(before.ended) == len(before.listed)
-    return Round(line + (f" ({leaves} skips this)" if leaves else ""), request(of, name, listed, driven), over)
+    asked = request(of, name, listed, driven, of.spec.confirm if leaves else str(wanted))
+    return Round(line + (f" ({leaves} skips this)" if leaves else ""), asked, over)
 
 
 def phase(ledger: Ledger, asked: RunRequest, name: str) -> Round | None:
@@ -180,7 +184,7 @@ def phase(ledger: Ledger, asked: RunRequest, name: str) -> Round | None:
         storage=replace(made.storage, lease_timeout=asked.storage.lease_timeout),
         notify=replace(made.notify, trackers=notify.trackers, alerts=notify.alerts),
     )
-    return replace(step, request=made, line="; ".join(filter(None, [problem, step.line])))
+    return replace(step, request=made, notice=problem)
 
 
 def _candidates(of: SourceStudy, top: int) -> dict[str, Mapping[str, object]]:
@@ -200,10 +204,11 @@ def _entry(name: str, params: Mapping[str, object], seed: int, fold: Mapping[str
     return {**entry, "fold": dict(fold)} if fold else entry
 
 
-def _fresh(of: SourceStudy, used: Sequence[int], count: int) -> range:
-    """Returns seeds above those that the study and its confirmations have used: nothing was selected by these."""
+def _seeds(of: SourceStudy, before: Confirmed, rounds: int) -> list[int]:
+    """Returns the seeds of so many rounds: those of earlier ones, then higher ones, by which nothing was selected."""
+    used = before.seeds
     first = max([of.unused_seeds(1)[0], *(seed + 1 for seed in used)])
-    return range(first, first + count)
+    return [*used, *range(first, first + rounds)][:rounds]
 
 
 def _named(labels: Sequence[str]) -> str:
@@ -220,27 +225,36 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     trained = sum(row.epoch - row.from_epoch for row in rows) + finish.spent(connection, study)
     share = trained // (SHARE - 1)  # the phase's own epochs count among all
     left = share if study.max_epochs is None else min(share, study.max_epochs - trained)
-    candidates = _candidates(of, wanted.trials)
     longest = max((row.epoch for row in rows if row.state == "complete"), default=1)
     fold = of.study.folds[0] if wanted.by_fold else {}
     each = max(_epochs(of.study, {**trial["config"], **fold}, longest) for trial in of.best(wanted.trials))
-    spent = sum(entry["label"] not in candidates for entry in before.listed)
-    affordable = wanted.within(int(left / each) - spent)
+    fewest = max(before.rounds, 1)  # new candidates train under as many seeds as earlier ones
+    affordable = wanted.within(int(left / each), fewest, partial(_total, of, before))
     shown = option("confirm", str(wanted))
     if affordable is None:
-        needed = int((2 + spent) * each)
-        more = max((SHARE - 1) * needed - trained, 0)
-        fix = f"search for {counted(more, 'epoch')} more"
+        least = _total(of, before, replace(wanted, trials=1, seeds=fewest))
+        needed, there = int(least * each), int(len(before.listed) * each)
+        fix = f"search for {counted(max((SHARE - 1) * needed - trained, 0), 'epoch')} more"
         if study.max_epochs is not None:  # the search leaves the phase a third of them
             fix = f"give {option('epochs', max(trained + needed, SHARE * needed))}"
-        epochs = counted(max(left, 0), "epoch") + (" is" if left == 1 else " are")
-        short = f"{epochs} left{' of a third of all' if left == share else ''}"
-        return None, f"{shown}: {short}, and two configurations need {2 * int(each)}: {fix}."
-    if affordable == wanted:
-        there = len(of.ranked)
-        few = f"{shown}: the study has only {counted(there, 'complete trial')}" if there < wanted.trials else ""
-        return wanted, few
-    return affordable, f"{shown} would take more than a third of all epochs: {option('confirm', affordable)} instead"
+        epochs = max(left - there, 0)
+        short = f"{counted(epochs, 'epoch')} {'is' if epochs == 1 else 'are'} left"
+        short += " of a third of all" if left == share else ""
+        return None, f"{short}, and two configurations of {shown} need {needed - there}; {fix}."
+    if affordable != replace(wanted, seeds=max(wanted.seeds, fewest)):
+        less = option("confirm", affordable)
+        return affordable, f"{shown} would take more than a third of all epochs: {less} instead"
+    complete = counted(len(of.ranked), "complete trial")
+    return affordable, f"{shown}: the study has only {complete}" if len(of.ranked) < wanted.trials else ""
+
+
+def _total(of: SourceStudy, before: Confirmed, wanted: Confirm) -> int:
+    """Returns how many trainings there are, those of earlier candidates too, once all of `wanted` has trained; 0 where
+    that is so already."""
+    there = {(entry["label"], entry["params"][SEED]) for entry in before.listed}
+    seeds = _seeds(of, before, wanted.seeds)
+    missing = {(name, seed) for name in _candidates(of, wanted.trials) for seed in seeds} - there
+    return len(before.listed) + len(missing) if missing else 0
 
 
 def _epochs(study: Study, config: Mapping[str, object], longest: int) -> float:

@@ -228,8 +228,9 @@ def lead(report: Facts, number: int) -> dict[str, Any] | None:
     [table] = report["sure"]["confirm"][:1] or [{"rows": (), "ahead": None}]
     if others:
         return None
-    if table["ahead"] and table["rows"][0]["trial"] == number:
-        return {"by": table["ahead"]["mean"], "error": table["ahead"]["error"], "trial": table["rows"][1]["trial"]}
+    if (ahead := table["ahead"]) and table["rows"][0]["trial"] == number:
+        differs = (ahead["error"] or 0.0) > 1e-12 * abs(ahead["mean"])  # else equal seed by seed, up to rounding
+        return {"by": ahead["mean"], "error": ahead["error"] if differs else None, "trial": table["rows"][1]["trial"]}
     values = dict(zip(trials["number"], trials["values"][objective["metric"]], strict=True))
     places = dict(zip(trials["number"], trials["place"], strict=True))
     ranked = sorted((n for n, place in places.items() if place is not None and n != number), key=lambda n: places[n])

@@ -87,7 +87,7 @@ def _doubt(number: int, name: str, second: RunnerUp) -> str:
     text = f"trial {number} may be no better than {name}, which is expected {second.behind:.2g} behind"
     if second.seeds is None:
         return f"{text}: either will do"
-    return f"{text}: {f'`{second.confirm}`' if second.confirm else f'{second.seeds} seeds'} may tell"
+    return f"{text}: {f'`{second.confirm}`' if second.confirm else f'{second.seeds} seeds'} may tell them apart"
 
 
 def on_new_data(connection: Connection, study: StudyRow) -> OnNewData | None:

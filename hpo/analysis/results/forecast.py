@@ -13,7 +13,7 @@ from hpo.ledger import answer, queries, removed
 from hpo.ledger.views import driver as driver_queries
 from hpo.search.forecast import COVERED, FEWEST, FEWEST_COMPLETE, HORIZON, Seen, forecast
 from hpo.space.trial_state import TERMINAL_STATES
-from hpo.text import command, counted, spelled
+from hpo.text import command, counted, roughly
 
 if TYPE_CHECKING:
     from hpo.ledger.answer import Best
@@ -25,7 +25,7 @@ class StudyForecast:
     """The expected improvement by the next trials of a study.
 
     metric   the objective
-    best     its best value so far, of the trial number `trial`
+    best     the best value of its search so far, of the trial number `trial`; other seeds have no part in it
     trials   the number of further trials
     seconds  their expected duration, at the pace of the ended trials; None if no time is known
     gain     the expected improvement of the best value
@@ -43,9 +43,9 @@ class StudyForecast:
     covered: float = COVERED
 
     def described(self) -> str:
-        """Returns a line, such as `20 more trials, about 3:06:00: expected gain in loss 0.004, at most 0.011 in 9 of 10
+        """Returns a line, such as `20 more trials, about 3h6m: expected gain in loss 0.004, at most 0.011 in 9 of 10
         studies`."""
-        time = f", about {spelled(self.seconds)}" if self.seconds is not None else ""
+        time = f", about {roughly(self.seconds)}" if self.seconds is not None else ""
         gain = f"expected gain in {self.metric} {self.gain:.2g}, at most {self.most:.2g} in 9 of 10 studies"
         return f"{counted(self.trials, 'more trial')}{time}: {gain}"
 
@@ -61,23 +61,21 @@ class Valued(Protocol):
 
 
 def forecast_of(connection: Connection, study: StudyRow, trials: int = HORIZON) -> StudyForecast | None:
-    """Returns the forecast of a study with one objective; None for several, or where too few trials have ended."""
-    if len(study.spec.objectives) != 1:
+    """Returns the forecast of a search with one objective; None for several, or where too few trials have ended."""
+    if len(study.spec.objectives) != 1 or study.spec.listed:
         return None
-    best = answer.bests(connection, study)[:1]
+    best = answer.selected(connection, study)[:1]
     if not best:
         return None
-    hidden = removed.numbers(connection, study.id)
-    rows = [row for row in driver_queries.all_rows(connection, study.id) if row.number not in hidden]
-    return expected(study, best[0], rows, trials)
+    return expected(study, best[0], _shown(connection, study), trials)
 
 
 def expected(study: StudyRow, best: Best, rows: Sequence[Valued], trials: int = HORIZON) -> StudyForecast | None:
     """Returns the forecast of a study with one objective and these `rows` of trials; None if they are too few."""
     objective = study.spec.objectives[0]
     sign = 1 if objective["direction"] == "minimize" else -1
-    valued = [row for row in rows if row.state in ("complete", "pruned") and row.values is not None]
-    more = forecast([Seen(sign * row.values[0], row.state == "complete") for row in valued if row.values], trials)
+    seen = [Seen(sign * row.values[0], row.state == "complete") for row in _valued(rows) if row.values]
+    more = forecast(seen, trials)
     if more is None:
         return None
     num_ended = sum(row.state in TERMINAL_STATES for row in rows)
@@ -96,15 +94,41 @@ def required(connection: Connection, name: str, trials: int) -> StudyForecast:
             f"{option('study', name)}: it has {count} objectives, and a forecast is made of one best value: `{shows}` "
             "shows its front."
         )
+    if first := study.spec.listed_of:
+        raise UserError(
+            f"{option('study', name)}: it has trained trials of study {first!r} again, and a forecast is made of a "
+            f"search: give {option('study', first)}."
+        )
     more = forecast_of(connection, study, trials)
     if more is None:
-        status = queries.status(connection, name)
-        valued = status.trials["complete"] + status.trials["pruned"]
-        raise UserError(
-            f"{option('study', name)}: {counted(valued, 'trial')} with a value, {status.trials['complete']} of them "
-            f"complete, are too few to tell what more would bring: a forecast takes {FEWEST} and {FEWEST_COMPLETE}."
-        )
+        raise UserError(_too_few(connection, study))
     return more
+
+
+def _too_few(connection: Connection, study: StudyRow) -> str:
+    from hpo.driver import end_reason
+
+    rows, every = _shown(connection, study), driver_queries.all_rows(connection, study.id)
+    valued, complete = len(_valued(rows)), sum(row.state == "complete" for row in rows)
+    needs = f"a forecast needs {FEWEST} trials with a value, {FEWEST_COMPLETE} of them complete"
+    needs = f"{option('study', study.name)}: {needs}, and"
+    more = len(every) + max(FEWEST - valued, FEWEST_COMPLETE - complete)
+    resumes = f"`{command(f'resume --study {study.name} --trials {more}')}` goes on"
+    if rows and not valued and all(row.state in TERMINAL_STATES for row in rows):
+        outcomes = driver_queries.outcomes(connection, study.id)
+        return (
+            f"{needs} {end_reason.nothing_scored(study.name, len(rows), f'{resumes} once that is mended.', outcomes)}"
+        )
+    return f"{needs} the study has {valued}, {complete} of them complete: {resumes}."
+
+
+def _shown(connection: Connection, study: StudyRow) -> list[Valued]:
+    hidden = removed.numbers(connection, study.id)
+    return [row for row in driver_queries.all_rows(connection, study.id) if row.number not in hidden]
+
+
+def _valued(rows: Sequence[Valued]) -> list[Valued]:
+    return [row for row in rows if row.state in ("complete", "pruned") and row.values]
 
 
 def describe(of: StudyForecast, deviation: float | None) -> str:
@@ -114,7 +138,7 @@ def describe(of: StudyForecast, deviation: float | None) -> str:
         confirm = command(f"confirm --study {of.study}")
         lines.append(f"the noise of a seed is unknown: `{confirm}` measures it")
     else:
-        less = ", more than is expected of them" if deviation > of.gain else ""
+        less = ", more than the expected gain" if deviation > of.gain else ""
         lines.append(f"the noise of a seed is {deviation:.2g}{less}")
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from hpo.analysis.results import stopped
 from hpo.clock import Clock
 from hpo.declaration.goal import Goal
 from hpo.ledger import Ledger, answer, queries
+from hpo.ledger.continuing import continuing
 from hpo.ledger.finished import Finished
 from hpo.ledger.names import machine_dependent
 from hpo.ledger.rows import Connection, ProgressRow
@@ -130,6 +131,11 @@ class Progress:
     def saves(self) -> bool:
         """Returns whether a trial has ever saved a checkpoint."""
         return self._ledger.look(lambda connection: driver_queries.any_saved(connection, self._id))
+
+    @property
+    def continuing(self) -> str:
+        """Returns the command that continues the study."""
+        return self._ledger.look(lambda connection: continuing(connection, queries.study_row(connection, self.name)))
 
     @property
     def keeps_best(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.analysis.results.forecast import StudyForecast, forecast_of
 from hpo.analysis.results.idle import Idle, idle
 from hpo.ledger import queries
-from hpo.ledger.finished import resumed_by
+from hpo.ledger.continuing import continuing
 from hpo.ledger.queries import Status
 from hpo.ledger.removed import Removed
 from hpo.ledger.rows import StudyRow
@@ -121,17 +121,19 @@ def after(connection: Connection, status: Status, home: Home) -> Iterator[str]:
             driver_queries.failed(connection, study.id),
             driver_queries.any_saved(connection, study.id),
         )
-        again = resumed_by(connection, status.study, study.spec.listed_of)
-        yield from aligned(next_commands(status.study, failed, resumes, saves, again))
+        again = continuing(connection, study) if resumes else ""
+        yield from aligned(next_commands(status.study, failed, saves, again))
     else:
         yield from aligned(_phases_left(connection, status.study))
 
 
 def _phases_left(connection: Connection, study: str) -> dict[str, str]:
     """Returns command -> its effect, for the phases after a complete search that were interrupted."""
-    phases = [phase for phase, source in queries.derived(connection).items() if source == study]
-    left = [phase for phase in phases if resumed_by(connection, phase, study) == study and _waits(connection, phase)]
-    return {command(f"resume --study {study}"): f"goes on with study {left[0]}, which was interrupted"} if left else {}
+    derived = [name for name, source in queries.derived(connection).items() if source == study]
+    waiting = [queries.study_row(connection, name) for name in derived if _waits(connection, name)]
+    again = command(f"resume --study {study}")
+    left = [row.name for row in waiting if continuing(connection, row) == again]
+    return {again: f"goes on with study {left[0]}, which was interrupted"} if left else {}
 
 
 def _waits(connection: Connection, study: str) -> bool:
@@ -168,17 +170,15 @@ def behind_by(transactions: int, remedy: str = "") -> str:
     return f"MLflow is behind by {counted(transactions, 'transaction')}: {remedy}"
 
 
-def next_commands(
-    study: str, failed: Collection[int], resumes: bool, saves: bool, again: str | None = None
-) -> dict[str, str]:
+def next_commands(study: str, failed: Collection[int], saves: bool, continuing: str) -> dict[str, str]:
     """Returns command -> its effect, for a study some of whose trials have `failed`.
 
-    `resumes` says that the study can continue, by resuming study `again` if that is another one; `saves` says that a
-    trial has saved a checkpoint.
+    saves       whether a trial has saved a checkpoint
+    continuing  the command that continues the study; empty if none does
     """
     on = "goes on from the last checkpoints" if saves else "goes on; trials that were cut off start again"
     commands = {command(f"show {min(failed)} --study {study}"): "why it failed"} if failed else {}
-    return commands | ({command(f"resume --study {again or study}"): on} if resumes else {})
+    return commands | ({continuing: on} if continuing else {})
 
 
 def aligned(commands: Mapping[str, str]) -> list[str]:

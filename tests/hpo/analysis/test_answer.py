@@ -154,7 +154,7 @@ def test_rivals_that_cannot_be_told_apart_say_which_seeds_may():
     assert said.startswith(
         "3 seeds cannot tell trial 3 from trial 7: trial 3 is better by 0.04 (standard error 0.025, n = 3"
     )
-    assert said.endswith(f"; `{seeds_needed(unsure.ahead)} seeds` may tell")
+    assert said.endswith(f"; `{seeds_needed(unsure.ahead)} seeds` may tell them apart")
     [_, once] = lines(rival("trial 7", 0.1))
     said = "trial 3 is better than trial 7 by 0.1 (n = 1 seed), seed by seed, which one seed cannot confirm"
     assert once == said
@@ -166,7 +166,7 @@ def test_no_command_trains_more_folds_than_a_study_declares():
     of_folds = answer.OtherSeeds(**facts, selected={3: [0.4]}, rivals=[other], by_fold=True)
     [*_, said] = of_folds.lines(3, "`{} seeds`".format)
     assert said.startswith("3 seeds cannot tell trial 3 from trial 7")
-    assert said.endswith("; more folds than the study declares may tell")
+    assert said.endswith("; more folds than the study declares may tell them apart")
 
 
 def test_a_default_that_is_better_stands_first():
@@ -181,4 +181,7 @@ def test_a_default_that_is_better_stands_first():
     assert said.startswith(
         "3 seeds cannot tell the default configuration from trial 3: the default configuration is better by 0.04 ("
     )
-    assert said.endswith(f"; `{seeds_needed(rival('', 0.01, 0.02, 0.09).ahead)} seeds` may tell") and not unsure.wins
+    assert (
+        said.endswith(f"; `{seeds_needed(rival('', 0.01, 0.02, 0.09).ahead)} seeds` may tell them apart")
+        and not unsure.wins
+    )

@@ -41,7 +41,7 @@ def test_two_are_told_apart_where_students_interval_leaves_zero_out(differences)
         assert f"the difference is {low:+.2g} to {high:+.2g}" in undecided(of)
         needed = seeds_needed(of.ahead)
         assert needed is not None and undecided(of) in notes(of, False)
-        assert undecided(of).endswith(f"; `hpo confirm --study s --top 2 --seeds {needed}` may tell")
+        assert undecided(of).endswith(f"; `hpo confirm --study s --top 2 --seeds {needed}` may tell them apart")
         ends = [stats.t.interval(0.95, n - 1, mean, stdev(differences) / math.sqrt(n))[0] for n in (needed - 1, needed)]
         assert ends[0] <= 0 < ends[1]
 

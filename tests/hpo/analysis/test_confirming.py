@@ -27,6 +27,7 @@ from study_runs import digest, hpo, refused, studies
 import hpo as door
 from hpo.analysis.report import data, page
 from hpo.ledger import Ledger, queries
+from hpo.ledger import answer as answers
 from hpo.ledger.database import tables
 from hpo.storage.home import Home
 from hpo.tracking import mirror_process
@@ -140,7 +141,7 @@ def test_a_default_that_may_be_best_is_named_with_what_may_tell(tmp_path):
         return stats.t.interval(0.95, seeds - 1, 0.05, stdev(differences) / math.sqrt(seeds))[0]
 
     needed = next(seeds for seeds in range(3, 31) if low(seeds) > 0)
-    told = f"hpo confirm --study unlucky --top 2 --seeds {needed} --home {tmp_path / 'home'}` may tell"
+    told = f"hpo confirm --study unlucky --top 2 --seeds {needed} --home {tmp_path / 'home'}` may tell them apart"
     default = "the default configuration"
     doubt = f"2 seeds cannot tell {default} from trial 1: {default} is better by 0.05 (standard error 0.06,"
     ended = hpo("resume", "--study", "unlucky", home=Home(tmp_path / "home")).output
@@ -149,7 +150,7 @@ def test_a_default_that_may_be_best_is_named_with_what_may_tell(tmp_path):
     assert doubt in report["text"] and told.replace("`", "") in report["text"]
     assert "Trial 1 is the best of 4 trials under other seeds: loss 1.60 ± 0.50" in report["text"]
     more = [step["command"] for step in report["next_steps"] if "seeds" in step["command"]]
-    assert len(more) == 1 and more[0] + "` may tell" == told
+    assert len(more) == 1 and more[0] + "` may tell them apart" == told
 
 
 def test_without_it_a_search_is_what_it_was_and_none_takes_it_back(tmp_path, file):
@@ -270,18 +271,86 @@ def test_the_command_does_the_same_afterwards(tmp_path, file):
     assert "trial 1 is better than the default configuration by " in text and "\ndefault " in text
 
 
+def test_an_interrupted_command_is_the_one_that_goes_on(tmp_path, file):
+    """The list of its study ends with the round, so only the command knows that another one is to come."""
+    killed, alone = Home(tmp_path / "killed"), Home(tmp_path / "alone")
+    for home in (killed, alone):
+        run(home, file)
+    confirm = ["confirm", "--study", "noisy", "--top", "2", "--seeds", "2", "--executor", "inline"]
+    environ = os.environ | {"HPO_TESTING": "1", "HPO_FAILPOINTS": "worker.after_report_commit=kill@5"}
+    flags = [sys.executable, "-m", "hpo", *confirm, "--home", str(killed.root)]
+    assert subprocess.run(flags, env=environ, capture_output=True, timeout=240).returncode == -signal.SIGKILL
+    goes_on = "hpo confirm --study noisy --top 2 --seeds 2 "
+    assert hpo("status", "--study", "noisy-confirm", home=killed).stdout.splitlines()[-1].startswith(goes_on)
+    error = refused(hpo("resume", "--study", "noisy-confirm", home=killed), 2)
+    assert f"study 'noisy-confirm' confirms trials of study 'noisy': `{goes_on}" in error
+    for home in (killed, alone):
+        shown = hpo(*confirm, home=home)
+        assert shown.exit_code == 0 and "hpo compare" not in shown.output, shown.output
+    assert digest(killed, "noisy-confirm") == digest(alone, "noisy-confirm") and best(killed) == best(alone)
+
+
+def test_the_forecast_is_of_the_search_whatever_other_seeds_choose(tmp_path, file):
+    plain, confirmed = Home(tmp_path / "plain"), Home(tmp_path / "confirmed")
+    run(plain, file)
+    run(confirmed, file, "--confirm", "2x2")
+    more = door.open("noisy", home=confirmed.root).forecast()
+    before = door.open("noisy", home=plain.root).forecast()
+    assert vars(more) | {"seconds": 0} == vars(before) | {"seconds": 0} and (more.trial, best(confirmed)) == (4, 0.1)
+    error = refused(hpo("forecast", "--study", "noisy-confirm", home=confirmed), 2)
+    assert "trained trials of study 'noisy' again, and a forecast is made of a search: give --study noisy." in error
+    assert "expected gain" not in hpo("status", "--study", "noisy-confirm", home=confirmed).stdout
+
+
+def test_the_command_for_more_seeds_trains_both_trials(tmp_path, file):
+    """The runner-up under other seeds is the third of the search, and the last of a race of its own."""
+    home = Home(tmp_path / "home")
+    run(home, file)
+    first = hpo("confirm", "--study", "noisy", "--top", "3", "--seeds", "1", "--executor", "inline", home=home)
+    assert first.exit_code == 0, first.output
+    with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
+        [answer] = answers.bests(connection, queries.study_row(connection, "noisy"))
+    assert (answer.number, answer.seeds.rivals[0].name, answer.seeds.top) == (1, "trial 2", 3)
+    assert (
+        json.loads(hpo("confirm", "--study", "noisy", "--seeds", "1", "--top", "3", "--json", home=home).stdout)["top"]
+        == 3
+    )
+    over = hpo("confirm", "--study", "noisy", "--seeds", "1", "--top", "99", "--executor", "inline", home=home)
+    assert "--top 99: the study has only 12 complete trials" in over.output and len(listed(home)) == 13
+
+
 def test_a_third_of_the_epochs_bounds_it_and_a_sentence_says_so(tmp_path, file):
     """48 epochs are searched, so 24 confirm: six trainings of four."""
     home = Home(tmp_path / "home")
     ran = run(home, file, "--confirm", "4x3")
-    assert "--confirm 4x3 would take more than a third of all epochs: --confirm 2x2 instead" in ran.output
+    assert ran.output.count("--confirm 4x3 would take more than a third of all epochs: --confirm 2x2 instead") == 1
     assert len(listed(home)) == 6
+
+
+def test_new_candidates_train_under_as_many_seeds_as_earlier_ones(tmp_path, file):
+    """Of 12 trials' 48 epochs 24 are left to the phase: six trainings of four, which the first race needs. The
+    thirteenth trial is the best since. It needs two more, for which the search has to train sixteen trials."""
+    file.write_text(NOISY.replace("1.1, 1.2]", "1.1, 1.2, 0.0, 1.3, 1.4, 1.5]"))
+    home = Home(tmp_path / "home")
+    run(home, file, "--confirm", "2x2")
+    before = listed(home)
+    more = run(home, file, trials=13)
+    short = (
+        "no trial is trained again: 2 epochs are left of a third of all, and two configurations of --confirm 2x2 need"
+    )
+    assert f"{short} 8; search for 12 epochs more." in more.output and listed(home) == before
+    more = run(home, file, trials=16)
+    assert listed(home) == [*before, ("trial 12", 1), ("trial 12", 2)] and best(home) == 0.0
+    assert "would take more" not in more.output, "the other candidates have trained"
 
 
 def test_a_search_too_short_for_it_says_by_how_much(tmp_path, file):
     """Three trials of four epochs leave six epochs; eight are half of the sixteen that four trials train."""
     ran = run(Home(tmp_path / "home"), file, "--confirm", "2x1", trials=3)
-    assert "6 epochs are left of a third of all, and two configurations need 8: search for 4 epochs more" in ran.output
+    assert (
+        "6 epochs are left of a third of all, and two configurations of --confirm 2x1 need 8; search for 4"
+        in ran.output
+    )
     more = hpo("resume", "--study", "noisy", "--trials", "4", home=Home(tmp_path / "home"))
     assert "round 1 of 1: " in more.output
 
@@ -342,7 +411,7 @@ def test_a_population_and_a_task_without_a_seed_are_refused(tmp_path):
     path = tmp_path / "seedless.py"
     path.write_text(SEEDLESS)
     error = refused(hpo("run", "--study", str(path), "--trials", "5", "--confirm", "2x2", home=home), 2)
-    why = "study 'seedless' has no field train.seed, by which a training could be repeated otherwise"
+    why = "study 'seedless' has no field train.seed, by which a training could be repeated under another seed"
     assert f"--confirm 2x2: {why}: give the configuration that field, or --confirm none." in error
 
 

@@ -121,7 +121,7 @@ def test_folds_that_are_not_there_are_refused_before_anything_is_trained(tmp_pat
     file.write_text(STUDY.replace(', folds=[{"fold": 0}, {"fold": 1}]', ""))
     other = Home(tmp_path / "other")
     error = refused(hpo("run", "--study", str(file), *SEARCH, "--confirm", "2x2folds", home=other), 2)
-    assert "--confirm 2x2folds: study 'folded' declares no folds (`folds=` of hpo.Study): train under other" in error
+    assert "--confirm 2x2folds: study 'folded' declares no folds (`folds=` of hpo.Study): confirm under other" in error
 
 
 @pytest.mark.parametrize(

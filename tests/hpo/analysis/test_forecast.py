@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 from places import HARNESS
+from sqlalchemy import update
 from study_runs import drive, hpo, refused
 
 import hpo as package
 from hpo.ledger import Ledger, queries
+from hpo.ledger.database import tables
 from hpo.search.forecast import Seen, forecast
 from hpo.storage.home import Home
 
@@ -60,13 +62,35 @@ def test_removed_trials_do_not_count(searched, tmp_path):
     again = forecast(shown, more.trials)
     assert len(shown) == 15 and again is not None and (more.gain, more.most) == (again.gain, again.most)
     assert more.gain != package.open(home=searched.root).forecast().gain and more.trial != best
+    others = [str(number) for number in range(16) if number != best][:8]
+    assert hpo("rm", *others, "--study", "curves", "--yes", "--leave-mlflow", home=home).exit_code == 0
+    assert "the study has 7, 7 of them complete: `hpo resume --study curves --trials 19 " in refused(
+        hpo("forecast", home=home), 2
+    )
 
 
 def test_few_trials_are_refused_in_a_sentence(home):
     drive(home, trials=3, reference=CURVES, sampler="random", strategy="none")
     error = refused(hpo("forecast", home=home), 2)
-    assert "3 trials with a value, 3 of them complete, are too few" in error and "takes 10 and 3" in error
-    assert "forecast" not in hpo("status", home=home).stdout
+    few = "--study curves: a forecast needs 10 trials with a value, 3 of them complete, and the study has 3, 3 of them"
+    assert f"{few} complete: `hpo resume --study curves --trials 10 " in error
+    assert "expected gain" not in hpo("status", home=home).stdout
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        ("infeasible", "none of 12 trials is feasible, `hpo show 0 --study curves "),
+        ("nonfinite", "none of 12 trials gave a finite value, `hpo show 0 --study curves "),
+    ],
+)
+def test_trials_without_a_value_are_refused_by_their_reason(home, outcome, why):
+    """More of the same trials would bring no forecast."""
+    drive(home, trials=12, reference=CURVES, sampler="random", strategy="none")
+    with Ledger(home.storage).write() as connection:
+        connection.execute(update(tables.trials).values(state="infeasible", outcome=outcome))
+    error = refused(hpo("forecast", home=home), 2)
+    assert f"--study curves: a forecast needs 10 trials with a value, 3 of them complete, and {why}" in error
 
 
 def test_several_objectives_are_refused_in_a_sentence(home):

@@ -253,7 +253,9 @@ def test_a_derived_study_never_makes_a_command_ambiguous(home, command):
     said = f"study mine, the only one in {home.root} apart from mine-confirm, mine-ablate, derived from it"
     assert result.stderr.splitlines()[0] == said
     assert "name one with --study" not in result.stderr
-    assert hpo("status", home=home).stdout.count("\n") == 3
+    one = hpo("status", "--study", "mine", home=home).stdout
+    lines = [f"{name}: interrupted, 0 of 10 trials ended\n" for name in ("mine-confirm", "mine-ablate")]
+    assert hpo("status", home=home).stdout == one + "".join(lines)
     facts = json.loads(hpo("status", "--json", home=home).stdout)
     assert (facts["study"], [one["study"] for one in facts["derived"]]) == ("mine", ["mine-confirm", "mine-ablate"])
     assert facts == json.loads(hpo("status", "--study", "mine", "--json", home=home).stdout)

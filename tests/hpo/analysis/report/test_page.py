@@ -269,6 +269,17 @@ def test_without_other_seeds_the_lead_is_over_the_next_of_the_search(written):
     assert pages.lead(confirmed_report(written, objectives=2 * alone["objectives"]), 0) is None
 
 
+def test_a_lead_that_is_equal_under_each_seed_has_no_error(written):
+    """The differences are then equal up to rounding, and the rounding is no noise to show."""
+    report = confirmed_report(written)
+    [table, *others] = report["sure"]["confirm"]
+    number, ahead = table["rows"][0]["trial"], {"mean": 0.018955594666666686, "count": 2}
+    for error, shown in ((5.6e-17, None), (0.0, None), (0.002, 0.002)):
+        report["sure"] = {**report["sure"], "confirm": [{**table, "ahead": {**ahead, "error": error}}, *others]}
+        lead = pages.lead(report, number)
+        assert lead is not None and (lead["by"], lead["error"]) == (ahead["mean"], shown)
+
+
 def test_the_first_failure_is_named_with_its_error():
     trials = {"number": [3, 4, 5], "state": ["pruned", "failed", "infeasible"], "why": ["rank 2", "", "ValueError: no"]}
     assert pages.first_failure(trials) == "; trial 5: ValueError: no"
