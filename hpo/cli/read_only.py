@@ -40,14 +40,14 @@ def status(
     ledger, names, at = open_studies(home, storage, study)
     with ledger.read() as connection:
         derived = queries.derived(connection)
-        own = [name for name in names if study or derived.get(name) not in names]
+        searches = [name for name in names if study or derived.get(name) not in names]
         if as_json:
-            rows = [facts_of(connection, name, at) for name in own]
+            rows = [facts_of(connection, name, at) for name in searches]
             print_json(rows if len(rows) > 1 else rows[0])
             return
         statuses = {name: queries.status(connection, name) for name in names}
-        if len(own) == 1:
-            status_of, row = statuses.pop(own[0]), queries.study_row(connection, own[0])
+        if len(searches) == 1:
+            status_of, row = statuses.pop(searches[0]), queries.study_row(connection, searches[0])
             waits = idle(connection, row.id, status_of.state == "running")
             print(describe(status_of, waits, worker_queries.fused(connection, row.id), forecast_of(connection, row)))
             for text in after(connection, status_of, at):

@@ -153,8 +153,8 @@ def planned(
     if gone := [candidate for candidate in candidates if candidate not in state.alive]:
         line += f"; {_named(gone)} left the race"
     over = not state.missing and len(before.ended) == len(before.listed)
-    asked = request(of, name, listed, driven, of.spec.confirm if leaves else str(wanted))
-    return Round(line + (f" ({leaves} skips this)" if leaves else ""), asked, over)
+    run_request = request(of, name, listed, driven, of.spec.confirm if leaves else str(wanted))
+    return Round(line + (f" ({leaves} skips this)" if leaves else ""), run_request, over)
 
 
 def phase(ledger: Ledger, asked: RunRequest, name: str) -> Round | None:
