@@ -116,7 +116,8 @@ def _too_few(connection: Connection, study: StudyRow) -> str:
     resumes = f"`{command(f'resume --study {study.name} --trials {more}')}` goes on"
     if rows and not valued and all(row.state in TERMINAL_STATES for row in rows):
         outcomes = driver_queries.outcomes(connection, study.id)
-        return f"{needs} {end_reason.nothing_scored(study.name, len(rows), f'{resumes} once that is corrected.', outcomes)}"
+        corrected = f"{resumes} once that is corrected."
+        return f"{needs} {end_reason.nothing_scored(study.name, len(rows), corrected, outcomes)}"
     return f"{needs} the study has {valued}, {complete} of them complete: {resumes}."
 
 
