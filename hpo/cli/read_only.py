@@ -28,7 +28,7 @@ def status(
 ) -> None:
     """Show the progress of a study, or of several in a line each.
 
-    The studies that others have derived from a single one have a line each below it.
+    If the home holds one search, its progress comes first, and each study derived from it has a line.
     """
     from hpo.analysis.results.forecast import forecast_of
     from hpo.analysis.results.idle import idle
