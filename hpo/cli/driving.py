@@ -84,7 +84,7 @@ def drive(
 
     Raises StudyStopped if the study has ended without a result.
 
-    concludes  whether nothing follows; else the summary of a complete study is left out
+    concludes  whether nothing follows; else the summary of a study whose trials are all complete is left out
     """
     with (
         starting("reading the study and its data ...", None if quiet else sys.stderr) as begun,
@@ -120,7 +120,8 @@ def _drive(request: RunRequest, prepared: Prepared | None, begun: Callable[[], N
 
     console = Console()
     result, view = watched(request, console, begun, prepared=prepared)
-    if not concludes and result.state == "complete" and not result.behind:
+    failed = any(trial.state == "failed" for trial in view.progress.trials.values())
+    if not (concludes or failed or result.behind or result.reason) and result.state == "complete":
         return result
     with _deaf():
         console.print(summary(view.progress, result, view.seconds), markup=False, highlight=False, soft_wrap=True)

@@ -83,11 +83,15 @@ class ResolvedStudy:
     def _searches(self) -> bool:
         return not self.spec.listed and self.population is None
 
-    def searching(self, budget: Budget) -> Budget:
-        """Returns the budget of the search: of the epochs, it leaves to the confirming phase what that may need."""
+    def searching(self, budget: Budget, confirmed: int) -> Budget:
+        """Returns the budget of the search: of the epochs, it leaves to the confirming phase what that may need.
+
+        confirmed  the number of trainings that the phase has listed before
+        """
         if (confirm := self.confirms) is None or budget.epochs is None:
             return budget
-        return replace(budget, epochs=budget.epochs - confirm.reserved(budget.epochs, self._confirming_epochs(confirm)))
+        reserved = confirm.reserved(budget.epochs, self._confirming_epochs(confirm), confirmed)
+        return replace(budget, epochs=budget.epochs - reserved)
 
     def _confirming_epochs(self, confirm: Confirm) -> float:
         """Returns the epochs that a training of the confirming phase counts as, at most."""

@@ -27,6 +27,7 @@ from hpo.driver.trial_rows import trained
 from hpo.errors import HpoError
 from hpo.ledger import Ledger, transactions
 from hpo.ledger.database.changes import Changes
+from hpo.ledger.finished import num_confirmed
 from hpo.ledger.history import Curves
 from hpo.ledger.leases import Heartbeat, acquire
 from hpo.ledger.process_id import Process
@@ -63,7 +64,9 @@ class LeasedStudy:
             judged = resolved.study.objectives, resolved.study.constraints
             self.curves = Curves(self.id, *judged, bounded=resolved.bounded)
             self._reclaimer = Reclaimer(ledger, self.id, clock, timeout, executor.codes)
-            rules = Rules.of(resolved, resolved.searching(options.budget.over(Budget.of(row))), options.goal)
+            confirmed = ledger.look(lambda connection: num_confirmed(connection, name))
+            budget = resolved.searching(options.budget.over(Budget.of(row)), confirmed)
+            rules = Rules.of(resolved, budget, options.goal)
             past = self._past()
             self.frontier = self._frontier(rules, past)
             self.frontier.expired |= self._seconds_left() <= 0

@@ -72,7 +72,7 @@ def open_study(
     if changed and not options.allow_drift and not (anew and _without_value(ledger, row.id)):
         another = f"continue with {option('allow_drift')}, start another study with "
         another += f"`{step(f'run --study {spec.reference} --name NAME')}`"
-        if spec.listed:  # such a study is begun by the command that lists its trials
+        if spec.listed and spec.confirm != NONE:  # `hpo confirm`, which has no such option
             another = f"start another study by {option('name', 'NAME')}"
         raise DriftError(
             f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo the change, {another}, or "

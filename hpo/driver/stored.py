@@ -16,7 +16,7 @@ from hpo.declaration.study import Study
 from hpo.driver import cell_versions, learn, tiers
 from hpo.driver.learn import Lessons
 from hpo.driver.request import RunRequest
-from hpo.errors import StudyError, UserError
+from hpo.errors import StudyError
 from hpo.ledger import Ledger, queries
 from hpo.ledger.answer import confirms
 from hpo.ledger.continuing import continuing
@@ -77,17 +77,17 @@ def _read(connection: Connection, request: RunRequest, declared: Study | None) -
         check_whole(row)
     if stored.spec and stored.spec.imported:
         raise imported.refuse(name)
-    if row is not None and declared is None and confirms(row.spec.listed):
-        _check_continued(connection, row)
+    if row is not None and declared is None and (more := _rounds_to_come(connection, row)):
+        return replace(stored, notices=(*stored.notices, more))
     return stored
 
 
-def _check_continued(connection: Connection, row: StudyRow) -> None:
-    """Raises UserError for a race of trials that another command continues, since it knows the rounds to come."""
+def _rounds_to_come(connection: Connection, row: StudyRow) -> str:
+    """Returns a notice on a race that is resumed by itself, since another command knows its rounds; else empty."""
     continues = continuing(connection, row)
-    if continues != command(f"resume --study {row.name}"):
-        confirmed = f"study {row.name!r} confirms trials of study {row.spec.listed_of!r}"
-        raise UserError(f"{confirmed}: `{continues}` goes on with it.")
+    if row.state != "open" or not confirms(row.spec.listed) or continues == command(f"resume --study {row.name}"):
+        return ""
+    return f"only the present round of {row.name} is trained to its end: `{continues}` goes on with the others"
 
 
 def with_lessons(ledger: Ledger | None, request: RunRequest, stored: Stored, study: Study) -> Stored:

@@ -23,7 +23,7 @@ from hpo.ledger.finished import Finished, finished, phases_of
 from hpo.ledger.removed import is_shown
 from hpo.ledger.rows import StudyRow
 from hpo.search.confirming import DEFAULT, DEFAULT_NAME, SEED, Confirm
-from hpo.search.ranking import best_of
+from hpo.search.ranking import best_of, rank
 from hpo.search.spread import Rival, Spread, standing
 from hpo.text import command, counted
 
@@ -241,7 +241,7 @@ def _with_rivals(
         values, others = ([runs[of][seed][0] for seed in seeds] for of in (best, number))
         ahead, again = Spread.of_pairs(values, others, sign), Spread.of([row[0] for row in runs[number].values()])
         rivals += [Rival(name, again, ahead)] if ahead and again else []
-    ranked = sorted(scored, key=lambda number: (-sign * scored[number][0], number))
+    ranked = sorted(scored, key=lambda number: rank(objective, number, scored[number][0]))
     top = 1 + max(map(ranked.index, [best, *second]))
     return {**summaries, best: replace(summaries[best], rivals=rivals, top=top)}
 

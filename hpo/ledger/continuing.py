@@ -23,7 +23,7 @@ def continuing(connection: Connection, study: StudyRow) -> str:
     if source is None or source.id > study.id:
         return command(f"resume --study {study.name}")
     race = parse(spec.confirm) if confirms(spec.listed) else None
-    by_search = source.spec.confirm != NONE and (race is None or spec.confirm == source.spec.confirm)
+    by_search = race is None and source.spec.confirm != NONE
     if study.name == phase_of(source.name) or (study.name in phases_of(source.name) and by_search):
         return command(f"resume --study {source.name}")
     if race is None:

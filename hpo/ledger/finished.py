@@ -90,6 +90,14 @@ def confirmed_in(study: str, *, by_fold: bool = False) -> str:
     return f"{study}-confirm{'-folds' if by_fold else ''}"
 
 
+def num_confirmed(connection: Connection, study: str) -> int:
+    """Returns how many trainings the confirming phase of a study has listed, on other folds or not."""
+    names = [confirmed_in(study), confirmed_in(study, by_fold=True)]
+    of_study = select(studies.c.id).where(studies.c.name == study).scalar_subquery()
+    specs = select(studies.c.spec).where(studies.c.name.in_(names), studies.c.id > of_study)
+    return max((len(spec.get("listed", ())) for spec in connection.execute(specs).scalars()), default=0)
+
+
 def phases_of(study: str) -> tuple[str, ...]:
     """Returns the names of the studies in which the phases after a search train."""
     return phase_of(study), confirmed_in(study), confirmed_in(study, by_fold=True)

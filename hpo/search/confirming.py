@@ -52,19 +52,15 @@ class Confirm:
     def __str__(self) -> str:
         return f"{self.trials}x{self.seeds}{FOLDS if self.by_fold else ''}"
 
-    def within(
-        self, fits: int, fewest: int = 1, total: Callable[[Confirm], int] = lambda part: part.fits
-    ) -> Confirm | None:
-        """Returns the largest request of at most so many trainings; None where there is room for no comparison.
+    def largest(self, affordable: Callable[[Confirm], bool], fewest: int = 1) -> Confirm | None:
+        """Returns the largest part of the request that is `affordable`; None where not even one trial is.
 
         It has fewer trials, but two of them, before it has fewer seeds, and at least the `fewest` seeds.
-
-        total  returns the trainings of a request, together with earlier ones that count too
         """
         for least in (min(2, self.trials), 1):
             for seeds in range(max(self.seeds, fewest), fewest - 1, -1):
-                for trials in range(min(self.trials, fits // seeds - 1), least - 1, -1):
-                    if total(part := replace(self, trials=trials, seeds=seeds)) <= fits:
+                for trials in range(self.trials, least - 1, -1):
+                    if affordable(part := replace(self, trials=trials, seeds=seeds)):
                         return part
         return None
 
@@ -73,9 +69,10 @@ class Confirm:
         """Returns the number of trainings if no candidate leaves early."""
         return (self.trials + 1) * self.seeds
 
-    def reserved(self, epochs: int, longest: float) -> int:
-        """Returns how many of a study's `epochs` its search leaves to the phase; a trial trains up to `longest`."""
-        return int(min(epochs // SHARE, self.fits * longest))
+    def reserved(self, epochs: int, longest: float, earlier: int) -> int:
+        """Returns how many of a study's `epochs` its search leaves to the phase, which has had `earlier` trainings; a
+        trial trains up to `longest`."""
+        return int(min(epochs // SHARE, (earlier + self.fits) * longest))
 
 
 def folds_lacking(study: str, wanted: Confirm, folds: int) -> str:

@@ -15,7 +15,7 @@ from hpo.driver.request import RunRequest, request_of
 from hpo.errors import UserError
 from hpo.ledger import answer, queries
 from hpo.search import pareto
-from hpo.search.confirming import SEED
+from hpo.search.confirming import NONE, SEED
 from hpo.search.ranking import losses
 from hpo.space.config import as_json, flatten
 from hpo.space.objective import Objective
@@ -139,11 +139,11 @@ def request(
     name: str,
     listed: Sequence[Mapping[str, object]],
     driven: RunDefaults,
-    confirm: str | None = None,
+    confirm: str = NONE,
 ) -> RunRequest:
     """Returns the request that runs the `listed` configurations as study `name`. Raises UserError for Ray Tune.
 
-    confirm  the race of which they are the first rounds, so that its command can be named
+    confirm  the race of `hpo confirm` whose first rounds they are, so that its command can be named
     """
     if driven.placement.executor == "ray-tune":
         raise UserError(

@@ -24,7 +24,7 @@ from hpo.door import option
 from hpo.driver.end_reason import time_used_up
 from hpo.errors import HpoError
 from hpo.ledger import Ledger, queries
-from hpo.ledger.finished import original, phase_of
+from hpo.ledger.finished import num_confirmed, original, phase_of
 from hpo.ledger.views import driver as driver_queries
 from hpo.ledger.views.trial import attempts_of
 from hpo.search import finishing
@@ -162,7 +162,7 @@ def _standing(connection: Connection, name: str) -> Standing:
     left_open = [original(entry["label"]) for number, entry in enumerate(listed) if number not in ended_numbers]
     bound, budget = study.max_seconds, Budget.of(study)
     if study.spec.confirm != NONE:
-        budget = ResolvedStudy.stored(study.spec.json).searching(budget)
+        budget = ResolvedStudy.stored(study.spec.json).searching(budget, num_confirmed(connection, name))
     left = None if bound is None else bound - study.seconds_used
     return Standing(
         over=study.state != "open",

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 from hpo.analysis.follow_up import finish
@@ -29,10 +28,12 @@ from hpo.ledger.finished import confirmed_in
 from hpo.search.confirming import (
     DEFAULT,
     DEFAULT_NAME,
+    NONE,
     SEED,
     SHARE,
     Confirm,
     Fits,
+    Race,
     Row,
     folds_lacking,
     parse,
@@ -140,20 +141,17 @@ def planned(
         raise UserError(f"{lacking}.")
     if wanted.by_fold and not (leaves or before.listed) and (reason := unfit(of.study)):
         raise UserError(f"{reason} Confirm without {option('folds')}, under other seeds alone.")
-    seeds = _seeds(of, before, rounds)
-    folds = of.study.folds if wanted.by_fold else repeat({})
-    repeats = dict(zip(seeds, folds, strict=False))
-    candidates = _candidates(of, wanted.trials)
-    state = race(of.spec.objectives, list(candidates), seeds, before.fits(candidates, repeats))
+    candidates, repeats, state = _raced(of, before, replace(wanted, seeds=rounds))
     needed = [_entry(missing, candidates[missing], seed, repeats[seed]) for missing, seed in state.missing]
     new = [entry for entry in needed if entry not in before.listed]
-    listed = [*before.listed, *new]
     where = "under another seed, on another fold," if wanted.by_fold else "under another seed"
     line = f"round {state.round + 1} of {rounds}: {_named(state.alive)} train {where} in study {name}"
     if gone := [candidate for candidate in candidates if candidate not in state.alive]:
         line += f"; {_named(gone)} left the race"
+    if not state.missing:
+        line = f"what an earlier race has begun is trained to its end in study {name}"
     over = not state.missing and len(before.ended) == len(before.listed)
-    run_request = request(of, name, listed, driven, of.spec.confirm if leaves else str(wanted))
+    run_request = request(of, name, [*before.listed, *new], driven, NONE if leaves else str(wanted))
     return Round(line + (f" ({leaves} skips this)" if leaves else ""), run_request, over)
 
 
@@ -218,6 +216,15 @@ def _named(labels: Sequence[str]) -> str:
     return " and ".join(filter(None, [trials, DEFAULT_NAME if DEFAULT in labels else ""]))
 
 
+def _raced(
+    of: SourceStudy, before: Confirmed, wanted: Confirm
+) -> tuple[dict[str, Mapping[str, object]], Repeats, Race]:
+    """Returns the candidates of `wanted`, its seeds with their folds, and the state of its race."""
+    candidates, seeds = _candidates(of, wanted.trials), _seeds(of, before, wanted.seeds)
+    repeats = dict(zip(seeds, of.study.folds if wanted.by_fold else repeat({}), strict=False))
+    return candidates, repeats, race(of.spec.objectives, [*candidates], seeds, before.fits(candidates, repeats))
+
+
 def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived: str) -> tuple[Confirm | None, str]:
     """Returns the part of `wanted` that the complete trials and the epochs allow, and a sentence if that is less."""
     study, before = queries.study_row(connection, of.name), Confirmed.of(connection, of.name, derived)
@@ -228,12 +235,13 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     longest = max((row.epoch for row in rows if row.state == "complete"), default=1)
     fold = of.study.folds[0] if wanted.by_fold else {}
     each = max(_epochs(of.study, {**trial["config"], **fold}, longest) for trial in of.best(wanted.trials))
+    spare = int(left / each) - len(before.listed)
     fewest = max(before.rounds, 1)  # new candidates train under as many seeds as earlier ones
-    affordable = wanted.within(int(left / each), fewest, partial(_total, of, before))
+    affordable = wanted.largest(_within(of, before, spare), fewest)
     shown = option("confirm", str(wanted))
     if affordable is None:
-        least = _total(of, before, replace(wanted, trials=1, seeds=fewest))
-        needed, there = int(least * each), int(len(before.listed) * each)
+        least = _unlisted(of, before, replace(wanted, trials=1, seeds=fewest))
+        needed, there = int((len(before.listed) + least) * each), int(len(before.listed) * each)
         fix = f"search for {counted(max((SHARE - 1) * needed - trained, 0), 'epoch')} more"
         if study.max_epochs is not None:  # the search leaves the phase a third of them
             fix = f"give {option('epochs', max(trained + needed, SHARE * needed))}"
@@ -248,13 +256,27 @@ def _afforded(connection: Connection, of: SourceStudy, wanted: Confirm, derived:
     return affordable, f"{shown}: the study has only {complete}" if len(of.ranked) < wanted.trials else ""
 
 
-def _total(of: SourceStudy, before: Confirmed, wanted: Confirm) -> int:
-    """Returns how many trainings there are, those of earlier candidates too, once all of `wanted` has trained; 0 where
-    that is so already."""
-    there = {(entry["label"], entry["params"][SEED]) for entry in before.listed}
-    seeds = _seeds(of, before, wanted.seeds)
-    missing = {(name, seed) for name in _candidates(of, wanted.trials) for seed in seeds} - there
-    return len(before.listed) + len(missing) if missing else 0
+def _within(of: SourceStudy, before: Confirmed, spare: int) -> Callable[[Confirm], bool]:
+    """Returns whether a part of a request is affordable: it needs no new training, or at most `spare`."""
+    listed = {entry["label"] for entry in before.listed}
+    new = [label(trial["number"]) not in listed for trial in of.best(len(of.ranked))]
+    unseen = [0, *accumulate(new)]  # of the best trials, how many were no candidates before
+
+    def affordable(part: Confirm) -> bool:
+        if unseen[min(part.trials, len(new))] * part.seeds > max(spare, 0):
+            return False
+        missing = _unlisted(of, before, part)
+        return missing == 0 or missing <= spare
+
+    return affordable
+
+
+def _unlisted(of: SourceStudy, before: Confirmed, wanted: Confirm) -> int:
+    """Returns how many trainings that are not listed the race still needs if no candidate leaves from now on."""
+    *_, state = _raced(of, before, wanted)
+    later = _seeds(of, before, wanted.seeds)[state.round + 1 :]
+    needed = {*state.missing, *((name, seed) for name in state.alive for seed in later)}
+    return len(needed - {(entry["label"], entry["params"][SEED]) for entry in before.listed})
 
 
 def _epochs(study: Study, config: Mapping[str, object], longest: int) -> float:

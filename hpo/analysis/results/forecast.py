@@ -95,9 +95,11 @@ def required(connection: Connection, name: str, trials: int) -> StudyForecast:
             "shows its front."
         )
     if first := study.spec.listed_of:
+        source = queries.find_study(connection, first)
+        there = source is not None and source.id < study.id
         raise UserError(
             f"{option('study', name)}: it has trained trials of study {first!r} again, and a forecast is made of a "
-            f"search: give {option('study', first)}."
+            f"search: give {option('study', first) if there else 'another study'}."
         )
     more = forecast_of(connection, study, trials)
     if more is None:
@@ -108,17 +110,26 @@ def required(connection: Connection, name: str, trials: int) -> StudyForecast:
 def _too_few(connection: Connection, study: StudyRow) -> str:
     from hpo.driver import end_reason
 
-    rows, every = _shown(connection, study), driver_queries.all_rows(connection, study.id)
+    rows = _shown(connection, study)
     valued, complete = len(_valued(rows)), sum(row.state == "complete" for row in rows)
     needs = f"a forecast needs {FEWEST} trials with a value, {FEWEST_COMPLETE} of them complete"
     needs = f"{option('study', study.name)}: {needs}, and"
-    more = len(every) + max(FEWEST - valued, FEWEST_COMPLETE - complete)
-    resumes = f"`{command(f'resume --study {study.name} --trials {more}')}` goes on"
+    missing = max(FEWEST - valued, FEWEST_COMPLETE - complete)
     if rows and not valued and all(row.state in TERMINAL_STATES for row in rows):
-        outcomes = driver_queries.outcomes(connection, study.id)
-        corrected = f"{resumes} once that is corrected."
-        return f"{needs} {end_reason.nothing_scored(study.name, len(rows), corrected, outcomes)}"
-    return f"{needs} the study has {valued}, {complete} of them complete: {resumes}."
+        outcomes, again = driver_queries.outcomes(connection, study.id), "correct that and search again."
+        return f"{needs} {end_reason.nothing_scored(study.name, len(rows), again, outcomes)}"
+    return f"{needs} the study has {valued}, {complete} of them complete{_more(connection, study, missing)}."
+
+
+def _more(connection: Connection, study: StudyRow, missing: int) -> str:
+    """Returns what brings a study the `missing` trials, after a colon; empty for an imported study."""
+    if study.spec.imported:
+        return ""
+    if queries.study_state(connection, study) == "running":
+        return ": it still runs"
+    total = len(driver_queries.all_rows(connection, study.id)) + missing
+    more = "" if study.requested >= total else f" --trials {total}"
+    return f": `{command(f'resume --study {study.name}{more}')}` goes on"
 
 
 def _shown(connection: Connection, study: StudyRow) -> list[Valued]:

@@ -282,8 +282,9 @@ def test_an_interrupted_command_is_the_one_that_goes_on(tmp_path, file):
     assert subprocess.run(flags, env=environ, capture_output=True, timeout=240).returncode == -signal.SIGKILL
     goes_on = "hpo confirm --study noisy --top 2 --seeds 2 "
     assert hpo("status", "--study", "noisy-confirm", home=killed).stdout.splitlines()[-1].startswith(goes_on)
-    error = refused(hpo("resume", "--study", "noisy-confirm", home=killed), 2)
-    assert f"study 'noisy-confirm' confirms trials of study 'noisy': `{goes_on}" in error
+    resumed = hpo("resume", "--study", "noisy-confirm", home=killed)
+    assert f"only the present round of noisy-confirm is trained to its end: `{goes_on}" in resumed.output
+    assert len(listed(killed)) == 3, "the round"
     for home in (killed, alone):
         shown = hpo(*confirm, home=home)
         assert shown.exit_code == 0 and "hpo compare" not in shown.output, shown.output
@@ -339,7 +340,10 @@ def test_new_candidates_train_under_as_many_seeds_as_earlier_ones(tmp_path, file
         "no trial is trained again: 2 epochs are left of a third of all, and two configurations of --confirm 2x2 need"
     )
     assert f"{short} 8; search for 12 epochs more." in more.output and listed(home) == before
-    more = run(home, file, trials=16)
+    forced = hpo("confirm", "--study", "noisy", "--top", "1", "--seeds", "2", "--executor", "inline", home=home)
+    assert forced.exit_code == 0 and len(listed(home)) == 8, forced.output
+    assert "no trial is trained again" not in run(home, file, "--confirm", "1x2", trials=13).output, "all has trained"
+    more = run(home, file, "--confirm", "2x2", trials=16)
     assert listed(home) == [*before, ("trial 12", 1), ("trial 12", 2)] and best(home) == 0.0
     assert "would take more" not in more.output, "the other candidates have trained"
 
@@ -369,6 +373,19 @@ def test_epochs_bound_search_and_phase_together(tmp_path, file):
     with closing(Ledger(home.storage)) as ledger, ledger.read() as connection:
         rows = [queries.trial_rows(connection, queries.study_row(connection, name).id) for name in studies(home)]
     assert [len(trials) for trials in rows] == [6, 3]
+
+
+def test_the_epochs_that_the_message_names_are_enough(tmp_path, file):
+    """Of 72 epochs the search has 48 and the first race 24. A fifth candidate then needs two more trainings of four."""
+    file.write_text(NOISY.replace("1.1, 1.2]", "1.1, 1.2, 0.0, 1.3, 1.4, 1.5, 1.6, 1.7]"))
+    home = Home(tmp_path / "home")
+    ran = hpo("run", "--study", str(file), "--epochs", "72", *SEARCH, "--confirm", "2x2", home=home)
+    assert ran.exit_code == 0 and len(listed(home)) == 6, ran.output
+    more = hpo("resume", "--study", "noisy", "--epochs", "78", home=home)
+    [epochs] = re.findall(r"two configurations of --confirm 2x2 need 8; give --epochs (\d+)\.", more.output)
+    enough = hpo("resume", "--study", "noisy", "--epochs", epochs, home=home)
+    assert enough.exit_code == 0 and best(home) == 0.0, enough.output
+    assert listed(home)[6:] == [("trial 12", 1), ("trial 12", 2)]
 
 
 def test_a_declared_phase_is_the_default_of_its_study(tmp_path, file):
