@@ -62,7 +62,9 @@ def default_trial() -> dict[str, Any]:
 
 
 def chosen(study: hpo.StudyHandle) -> dict[str, dict[str, Any]]:
-    """Returns the parameters of each choice; those of the default are empty."""
+    """Returns the parameters of each choice; those of the default are empty. Exits if the search was interrupted."""
+    if (state := study.status().state) != "complete":
+        sys.exit(f"study {study.name} is {state}: run this again, which goes on with it.")
     best = study.best
     seeds = best["seeds"] or {"selected": None, "rivals": []}  # None: the confirmation has not compared any
     selected = seeds["selected"] or [best["number"]]

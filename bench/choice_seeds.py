@@ -5,8 +5,9 @@
 Each search has a seed of its own; a home goes on from what it has. The default, the trial with the best value of the
 search and the trial that `hpo best` names after the confirmation are then trained anew under seeds that neither the
 search nor the confirmation has used, and judged by the study's held-out metric at the epoch that the objective selects.
-Printed are the means over searches and seeds, and the difference from the default with its standard error: of pairs of
-one seed, since the seeds decide the initial weights and the order of the data.
+Printed are the means over searches and seeds, and the difference from the default with its standard error over the
+searches, or over the seeds of a single one. Both are trained under the same seeds, which decide the initial weights and
+the order of the data.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def main() -> None:
     default = np.array(values[DEFAULT])
     for name, runs in values.items():
         now = np.array(runs)
-        less = (now - default)[..., 1].ravel()
+        less = (now - default)[..., 1]
+        less = less.mean(axis=1) if len(less) > 1 else less[0]  # the trainings of a search share its choice
         error = less.std(ddof=1) / len(less) ** 0.5 if len(less) > 1 else float("nan")
         shown = "" if name == DEFAULT else f"{less.mean():+.4f} ± {error:.4f}"
         print(f"| {name} | {now[..., 0].mean():.4f} | {now[..., 1].mean():.4f} | {shown} |")
