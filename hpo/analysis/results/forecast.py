@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hpo.analysis.results.format import number
-from hpo.door import option
+from hpo.door import flag, option
 from hpo.errors import UserError
 from hpo.ledger import answer, queries, removed
 from hpo.ledger.views import driver as driver_queries
@@ -128,8 +128,8 @@ def _more(connection: Connection, study: StudyRow, missing: int) -> str:
     if queries.study_state(connection, study) == "running":
         return ": it still runs"
     total = len(driver_queries.all_rows(connection, study.id)) + missing
-    more = "" if study.requested >= total else f" --trials {total}"
-    return f": `{command(f'resume --study {study.name}{more}')}` goes on"
+    plain, raised = (command(f"resume --study {study.name}{words}") for words in ("", f" {flag('trials')} {total}"))
+    return f": `{plain if study.requested >= total else raised}` goes on"
 
 
 def _shown(connection: Connection, study: StudyRow) -> list[Valued]:
