@@ -21,6 +21,7 @@ from hpo.driver.cell_versions import DECLARED
 from hpo.driver.request import DriverOptions
 from hpo.errors import DriftError, UserError
 from hpo.ledger import Ledger, queries, transactions
+from hpo.ledger.finished import phases_of
 from hpo.ledger.leases import Lease
 from hpo.ledger.removal import check_whole
 from hpo.ledger.rows import Connection, StudyRow
@@ -72,7 +73,8 @@ def open_study(
     if changed and not options.allow_drift and not (anew and _without_value(ledger, row.id)):
         another = f"continue with {option('allow_drift')}, start another study with "
         another += f"`{step(f'run --study {spec.reference} --name NAME')}`"
-        if spec.listed and spec.confirm != NONE:  # `hpo confirm`, which has no such option
+        by_search = spec.listed_of and spec.name in phases_of(spec.listed_of) and spec.confirm == NONE
+        if spec.listed and not by_search:  # confirm, ablate and extend have no such option
             another = f"start another study by {option('name', 'NAME')}"
         raise DriftError(
             f"study {spec.name!r} is in the ledger already, and {'; '.join(changed)}: undo the change, {another}, or "

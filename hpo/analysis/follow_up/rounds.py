@@ -273,8 +273,8 @@ def _within(of: SourceStudy, before: Confirmed, spare: int) -> Callable[[Confirm
 
 def _unlisted(of: SourceStudy, before: Confirmed, wanted: Confirm) -> int:
     """Returns how many trainings that are not listed the race still needs if no candidate leaves from now on."""
-    *_, state = _raced(of, before, wanted)
-    later = _seeds(of, before, wanted.seeds)[state.round + 1 :]
+    _, repeats, state = _raced(of, before, wanted)
+    later = [*repeats][state.round + 1 :]
     needed = {*state.missing, *((name, seed) for name in state.alive for seed in later)}
     return len(needed - {(entry["label"], entry["params"][SEED]) for entry in before.listed})
 

@@ -247,11 +247,7 @@ class Progress:
 
         Returns lines that explain the answer.
         """
-
-        def look(connection: Connection) -> list[answer.Best]:
-            return answer.bests(connection, queries.study_row(connection, self.name))
-
-        bests = self._ledger.look(look)
+        bests = self._ledger.look(lambda connection: answer.bests(connection, queries.study_row(connection, self.name)))
         if all(best.seeds is None and best.finished is None for best in bests):
             return []
         self.best = [self._ended(best) for best in bests]

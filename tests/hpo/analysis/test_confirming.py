@@ -388,6 +388,18 @@ def test_the_epochs_that_the_message_names_are_enough(tmp_path, file):
     assert listed(home)[6:] == [("trial 12", 1), ("trial 12", 2)]
 
 
+def test_what_the_phase_has_trained_takes_nothing_from_an_ended_search(tmp_path, file):
+    """Of 60 epochs the phase may need 8, so the search has 52. Beside its two trainings a new race leaves 44."""
+    file.write_text(NOISY.replace('"grid"', '"random"').replace("hpo.Choice(GRID)", "hpo.Float(0.0, 1.0)"))
+    home = Home(tmp_path / "home")
+    ran = hpo("run", "--study", str(file), "--epochs", "60", *SEARCH, "--confirm", "1x1", home=home)
+    assert ran.exit_code == 0 and len(listed(home)) == 2, ran.output
+    before = [digest(home, study) for study in studies(home)]
+    again = hpo("resume", "--study", "noisy", home=home)
+    assert again.exit_code == 0 and "13 trials ended (13 complete)" in again.output
+    assert [digest(home, study) for study in studies(home)] == before
+
+
 def test_a_declared_phase_is_the_default_of_its_study(tmp_path, file):
     file.write_text(NOISY.replace('sampler="grid"', 'sampler="grid", confirm="2x1"'))
     home = Home(tmp_path / "home")
